@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import starmap
+from operator import itemgetter
 
 from broker_io.errors import MessageTooLarge
 from txnbuffer.coordinator.core import Core, Decisions, TooLarge
@@ -66,7 +68,7 @@ class TransactionCompletion:
             for member in members
         ]
         names = () if plan.sequence is None else (NamedCommit(plan.sequence.name, plan.sequence.number),)
-        positions = [PositionCommit(group, topic, end) for group, topic, _, _, end in plan.positions]
+        positions = [*starmap(PositionCommit, map(itemgetter(0, 1, 4), plan.positions))]
         try:
             number = core.journal.decide(rows, names, positions)
         except TooLarge as error:
@@ -169,7 +171,8 @@ class TransactionCompletion:
             if transaction.hidden:
                 self._waited_for.append((self._core.now + self._core.config.visible_timeout, transaction))
                 self._await(transaction)
-            self.answer_if_due(transaction)
+                self.answer_if_due(transaction)
+        self._answer([transaction for transaction in transactions if not transaction.hidden])
         self._settle_due(transactions)
         for retirement in retirements:
             self._sessions.retired(retirement)
@@ -177,9 +180,9 @@ class TransactionCompletion:
     def publish(self, transaction: TransactionState) -> None:
         """Queue the markers of a decided transaction for all its topics."""
         outcome = INTENDED_OUTCOME[transaction.state]
-        transaction.unfinished = set(transaction.topics)
+        transaction.unfinished, waiting = set(transaction.topics), self._core.markers.waiting
         for topic, records in zip(transaction.topics, transaction.records, strict=True):
-            self._core.markers.add(topic, True, as_marker_item((transaction.txn, outcome, records)))
+            waiting.setdefault((topic, True), []).append(as_marker_item((transaction.txn, outcome, records)))
 
     def marker_durable(self, token: int) -> None:
         """A marker is durable. A one-phase marker decides only when the topic's buffer has applied it."""
@@ -234,19 +237,16 @@ class TransactionCompletion:
 
     def _applied(self, transactions: Sequence[TransactionState], topic: str) -> None:
         for transaction in transactions:
-            self._applied_one(transaction, topic)
+            if transaction.unfinished is not None:
+                transaction.unfinished.discard(topic)
+            if transaction.unseen:
+                transaction.unseen.discard(topic)
+                if not transaction.unseen:
+                    parent = transaction if transaction.parent is None else transaction.parent
+                    parent.hidden -= 1
+                    self.answer_if_due(parent)
+                    self._settle_due((parent,))
         self._settle_due(transactions)
-
-    def _applied_one(self, transaction: TransactionState, topic: str) -> None:
-        if transaction.unfinished is not None:
-            transaction.unfinished.discard(topic)
-        if transaction.unseen:
-            transaction.unseen.discard(topic)
-            if not transaction.unseen:
-                parent = transaction if transaction.parent is None else transaction.parent
-                parent.hidden -= 1
-                self.answer_if_due(parent)
-                self._settle_due((parent,))
 
     def topic_stopped(self, topic: str, why: Error) -> None:
         """The topic's buffer has stopped: no commit waits to become visible there."""

@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 
 from pyroaring import BitMap64
 
@@ -93,8 +94,8 @@ class DecisionJournal:
 
         Returns the number of the group. Raises TooLarge, and decides nothing, if they don't fit into one group.
         """
-        rows = [row for row, _ in decisions]
-        rows_and_topics = sum([1 + len(row.topics) for row in rows])
+        rows = [*map(itemgetter(0), decisions)]
+        rows_and_topics = len(rows) + sum(map(len, map(attrgetter("topics"), rows)))
         extra = names_bytes(names) if names else 0
         extra += positions_bytes(positions) if positions else 0
         added = rows_bytes(rows, self._topics, self._rows[-1].least if self._rows else 0) + extra
@@ -110,7 +111,7 @@ class DecisionJournal:
         self._size += rows_and_topics
         self._bytes += added
         self._rows += rows
-        self._transactions += [transaction for _, transaction in decisions]
+        self._transactions += map(itemgetter(1), decisions)
         self._names += names
         self._positions += positions
         self.queued = True
