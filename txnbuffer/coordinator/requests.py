@@ -27,7 +27,7 @@ from txnbuffer.coordinator.messages import (
 from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.sessions import Sessions, of_another_principal
 from txnbuffer.coordinator.takeover import TakeOver
-from txnbuffer.coordinator.transaction import Session, TransactionState, Waiter, principal_tag
+from txnbuffer.coordinator.transaction import Block, IdStatus, Session, TransactionState, Waiter, principal_tag
 from txnbuffer.errors import (
     Error,
     ForeignTransaction,
@@ -392,47 +392,43 @@ class TransactionRequests:
 
     def query(self, name: str, request: int, txn: TxnId) -> None:
         """Answer with a transaction's outcome, or with its state."""
-        core, least = self._core, txn.least
-        transaction = core.live.get(least)
-        if txn.most != core.shard:
+        core, status = self._core, self._sessions.status(txn)
+        if status is IdStatus.ANOTHER_SHARD:
             core.answer(name, request, core.wrong_coordinator(txn))
-        elif self._sessions.is_of_another_principal(name, least):
+        elif self._sessions.is_of_another_principal(name, txn.least):
             core.answer(name, request, of_another_principal(txn))
-        elif transaction is not None:
-            if transaction.state in TERMINAL:
-                transaction.wait(name, request, commit=False)
-                self._completion.answer_if_due(transaction)
+        elif isinstance(status, TransactionState):
+            if status.state in TERMINAL:
+                status.wait(name, request, commit=False)
+                self._completion.answer_if_due(status)
             else:
-                core.answer(name, request, transaction.state)
-        elif core.progress.has_ended(least):
+                core.answer(name, request, status.state)
+        elif status is IdStatus.ENDED:
             core.answer_ended((name, request, False), txn)
-        elif self._sessions.is_retiring(least):
-            core.answer(name, request, State.ABORTING)
-        elif self._sessions.locate(least) is not None:
-            core.answer(name, request, State.OPEN)
-        else:
+        elif status is IdStatus.UNLEASED:
             core.answer(name, request, never_leased(txn))
+        else:
+            core.answer(name, request, State.ABORTING if status is IdStatus.RETIRING else State.OPEN)
 
     def _claim(self, session: Session, txn: TxnId) -> State | ForeignTransaction | OutcomeForgotten:
         """The state of a transaction that a session claims as its own; an unknown one is adopted."""
         core, sessions = self._core, self._sessions
-        transaction = core.live.get(txn.least)
-        block = sessions.locate(txn.least)
-        ended = core.progress.has_ended(txn.least) and not core.was_skipped(txn.least)
-        if txn.most != core.shard or (transaction is None and block is None and not ended):
+        status = sessions.status(txn)
+        never = status in (IdStatus.ANOTHER_SHARD, IdStatus.UNLEASED)
+        if never or (status is IdStatus.ENDED and core.was_skipped(txn.least)):
             return ForeignTransaction(f"transaction {txn} was never leased by this coordinator")
         if sessions.is_of_another_principal(session.name, txn.least):
             return of_another_principal(txn)
-        if transaction is not None:
-            return transaction.state
-        if core.progress.has_ended(txn.least):
+        if isinstance(status, TransactionState):
+            return status.state
+        if status is IdStatus.ENDED:
             outcome = core.outcomes.find(txn.least)
             return OutcomeForgotten(txn) if outcome is None else ENDED_STATE[outcome]
-        if sessions.is_retiring(txn.least):
+        if not isinstance(status, Block):
             return State.ABORTING
-        if block is None or block.session is not session:
+        if status.session is not session:
             return ForeignTransaction(f"transaction {txn} belongs to another session")
-        return sessions.start(txn, block).state
+        return sessions.start(txn, status).state
 
     def _join(self, branch: TransactionState, txn: TxnId) -> None:
         """Make a transaction a branch; abort it at once if its parent has ended or is ending."""
@@ -459,16 +455,13 @@ class TransactionRequests:
         transaction gets no answer, but its timeout starts. Each answer is given once, and none if the marker is already
         being written, since a slow buffer repeats its query.
         """
-        core = self._core
         for txn in txns:
-            if txn.most != core.shard:
-                continue
-            transaction = core.live.get(txn.least)
-            if transaction is not None:
-                self._answer_marker(topic, transaction)
-            elif core.progress.has_ended(txn.least):
-                core.markers.answer_query(topic, MarkerItem(txn, Outcome.ABORT, 0))
-            elif not self._takeover.must_wait(txn.least) and not self._sessions.is_retiring(txn.least):
+            status = self._sessions.status(txn)
+            if isinstance(status, TransactionState):
+                self._answer_marker(topic, status)
+            elif status is IdStatus.ENDED:
+                self._core.markers.answer_query(topic, MarkerItem(txn, Outcome.ABORT, 0))
+            elif isinstance(status, Block) or status is IdStatus.UNLEASED:
                 self._watch(topic, txn)
 
     def _answer_marker(self, topic: str, transaction: TransactionState) -> None:
@@ -482,6 +475,8 @@ class TransactionRequests:
 
     def _watch(self, topic: str, txn: TxnId) -> None:
         """Start the timeout of an unknown transaction: its client may have died before its first request."""
+        if self._takeover.must_wait(txn.least):
+            return
         block = self._sessions.locate(txn.least)
         transaction = self._sessions.start(txn, block)
         if block is None:

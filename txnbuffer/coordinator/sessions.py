@@ -22,6 +22,7 @@ from txnbuffer.coordinator.decisions import Lease, Retired, retired_blocks
 from txnbuffer.coordinator.messages import Leased, State
 from txnbuffer.coordinator.transaction import (
     Block,
+    IdStatus,
     Retirement,
     Session,
     TransactionState,
@@ -212,35 +213,45 @@ class Sessions:
 
         None: the request is answered, or waits for a durable outcome.
         """
-        core, least = self._core, txn.least
-        transaction = core.live.get(least)
-        refusal: Error
-        if txn.most != core.shard:
+        core, status = self._core, self.status(txn)
+        waiter = name, request, commit
+        refusal: Error = _foreign(txn, "end it there")
+        if status is IdStatus.ANOTHER_SHARD:
             refusal = core.wrong_coordinator(txn)
-        elif not operator and self.is_of_another_principal(name, least):
+        elif not operator and self.is_of_another_principal(name, txn.least):
             refusal = of_another_principal(txn)
-        elif transaction is not None:
-            owner = transaction.session
-            parent = transaction.parent.session if transaction.parent is not None else None
-            if owner is None or name in (owner.name, parent and parent.name) or transaction.state is not State.OPEN:
-                return transaction
-            if operator or transaction.participant_of is not None:
-                return transaction
-            refusal = _foreign(txn, "end it there")
-        elif core.progress.has_ended(least):
-            core.answer_ended((name, request, commit), txn)
-            return None
-        elif (block := self.locate(least)) is None:
+        elif isinstance(status, TransactionState):
+            owner, parent = status.session, status.parent and status.parent.session
+            if owner is None or name in (owner.name, parent and parent.name) or status.state is not State.OPEN:
+                return status
+            if operator or status.participant_of is not None:
+                return status
+        elif isinstance(status, Block):
+            if operator or status.session.name == name:
+                return self.start(txn, status)
+        elif status is IdStatus.UNLEASED:
             refusal = _unknown(txn)
-        elif self.is_retiring(least):
-            self._retiring_waiters.setdefault(least, []).append(((name, request, commit), txn))
-            return None
-        elif block.session.name != name and not operator:
-            refusal = _foreign(txn, "end it there")
         else:
-            return self.start(txn, block)
+            if status is IdStatus.ENDED:
+                core.answer_ended(waiter, txn)
+            else:
+                self._retiring_waiters.setdefault(txn.least, []).append((waiter, txn))
+            return None
         core.answer(name, request, refusal)
         return None
+
+    def status(self, txn: TxnId) -> TransactionState | Block | IdStatus:
+        """The live transaction of an id, or the lease of an id that it may begin with, or why there is neither."""
+        core, least = self._core, txn.least
+        if txn.most != core.shard:
+            return IdStatus.ANOTHER_SHARD
+        if (transaction := core.live.get(least)) is not None:
+            return transaction
+        if core.progress.has_ended(least):
+            return IdStatus.ENDED
+        if least in self._retiring:
+            return IdStatus.RETIRING
+        return self.locate(least) or IdStatus.UNLEASED
 
     def is_of_another_principal(self, name: str, least: int) -> bool:
         """Whether the session of another principal leased an id; of one that nobody is known to have leased it is not.
@@ -255,14 +266,10 @@ class Sessions:
 
     def open_transaction(self, txn: TxnId) -> TransactionState | None:
         """An open transaction, which may begin now; None if it has ended or is ending, or was never leased."""
-        core = self._core
-        transaction = core.live.get(txn.least)
-        if transaction is not None:
-            return transaction if transaction.state is State.OPEN else None
-        block = self.locate(txn.least)
-        if block is None or core.progress.has_ended(txn.least) or self.is_retiring(txn.least):
-            return None
-        return self.start(txn, block)
+        status = self.status(txn)
+        if isinstance(status, Block):
+            return self.start(txn, status)
+        return status if isinstance(status, TransactionState) and status.state is State.OPEN else None
 
     def start(self, txn: TxnId, block: Block | None) -> TransactionState:
         """Create a live transaction, which is aborted if it is still open after the default timeout."""
@@ -304,32 +311,26 @@ class Sessions:
 
     def _write_refusal(self, name: str, txn: TxnId) -> Error | None:
         """Why a session may not write to a transaction; None if it is the session's own, and open."""
-        core, least = self._core, txn.least
-        if txn.most != core.shard:
+        core, status = self._core, self.status(txn)
+        if status is IdStatus.ANOTHER_SHARD:
             return core.wrong_coordinator(txn)
-        transaction = core.live.get(least)
-        if transaction is not None:
-            if transaction.session is None or transaction.session.name != name:
-                return _foreign(txn, "write with the one that leased it")
-            if transaction.state is State.OPEN and transaction.plan is None:
-                return None
-            if transaction.state in (State.ABORTING, State.ABORTED):
-                return transaction.refusal or TransactionAborted(txn, transaction.reason or "it had ended before")
-            return _ended(txn)
-        if core.progress.has_ended(least):
-            if self.is_of_another_principal(name, least):
-                return of_another_principal(txn)
-            if core.outcomes.find(least) is Outcome.ABORT:
-                return TransactionAborted(txn, core.why_aborted(txn))
-            return _ended(txn)
-        block = self.locate(least)
-        if block is None:
+        if status is IdStatus.UNLEASED:
             return _unknown(txn)
-        if block.session.name != name:
+        if status is IdStatus.ENDED:
+            if self.is_of_another_principal(name, txn.least):
+                return of_another_principal(txn)
+            aborted = core.outcomes.find(txn.least) is Outcome.ABORT
+            return TransactionAborted(txn, core.why_aborted(txn)) if aborted else _ended(txn)
+        owner = status if status is not IdStatus.RETIRING else self.locate(txn.least)
+        if owner is None or owner.session is None or owner.session.name != name:
             return _foreign(txn, "write with the one that leased it")
-        if self.is_retiring(least):
+        if status is IdStatus.RETIRING:
             return TransactionAborted(txn, "its id was returned unused")
-        return None
+        if isinstance(status, TransactionState) and status.state in (State.ABORTING, State.ABORTED):
+            return status.refusal or TransactionAborted(txn, status.reason or "it had ended before")
+        if isinstance(status, Block) or (status.state is State.OPEN and status.plan is None):
+            return None
+        return _ended(txn)
 
     def reduce(self, block: Block, count: int) -> None:
         """This many ids of a block have ended."""
@@ -447,10 +448,6 @@ class Sessions:
     def blocks(self, session: Session) -> list[Block]:
         """The blocks of a session that have ids left."""
         return [block for block in session.blocks if block.left]
-
-    def is_retiring(self, least: int) -> bool:
-        """Whether the ABORT of an unused id is on its way to the log."""
-        return least in self._retiring
 
     def retired(self, retirement: Retirement) -> None:
         """The ABORT of unused ids is durable: they are settled, since nobody wrote with them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import numpy as np
 from pyroaring import BitMap64
@@ -131,6 +132,15 @@ class TransactionState:
             self.waiters = [waiter]
         elif waiter not in self.waiters:
             self.waiters.append(waiter)
+
+
+class IdStatus(Enum):
+    """Why an id has no live transaction, and can't begin one: `RETIRING` if its ABORT is on its way to the log."""
+
+    ANOTHER_SHARD = auto()
+    ENDED = auto()
+    RETIRING = auto()
+    UNLEASED = auto()
 
 
 @dataclass(slots=True, eq=False)
