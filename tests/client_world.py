@@ -158,6 +158,8 @@ class World:
         old = self.engine
         self.engine = await Engine.start(self.broker)
         self.cut()
+        for connection in old.connections:  # else it waits a second until their last frames are taken
+            connection.lost()
         with contextlib.suppress(OwnershipLost):
             await old.stop()
 
