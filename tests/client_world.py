@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from service_setup import eventually
 
@@ -131,21 +131,23 @@ class World:
     `late`: seconds between the arrival of a frame and the break after it, in which the service handles the frame.
     """
 
+    cluster_mode = False
+
     def __init__(self, address: str = "memory:") -> None:
-        self.broker = open_broker(address)
+        self.broker: Any = open_broker(address)
         self.engine: Engine
         self.links: list[BreakingLink] = []
         self.before: Callable[[ClientFrame], bool] = never
         self.after: Callable[[ClientFrame], bool] = never
         self.late = 0.0
         self.reachable = True
-        self._clients: list[Client] = []
+        self.closers: list[Callable[[], Awaitable[None]]] = []
 
     async def client(self, max_unavailable: float = 60.0, dial: Connector | None = None) -> Client:
         session = ClientSession(dial or self._dial, max_unavailable)
         await session.open()
         client = Client(session, lambda: self.broker, None)
-        self._clients.append(client)
+        self.closers.append(client.close)
         return client
 
     def cut(self) -> None:
@@ -156,7 +158,7 @@ class World:
     async def restart(self) -> None:
         """Another owner takes over, as after a crash of the process that left the log intact."""
         old = self.engine
-        self.engine = await Engine.start(self.broker)
+        self.engine = await self._start()
         self.cut()
         for connection in old.connections:  # else it waits a second until their last frames are taken
             connection.lost()
@@ -169,14 +171,17 @@ class World:
         self.links.append(BreakingLink(EngineLink(self.engine), self))
         return self.links[-1]
 
-    async def __aenter__(self) -> World:
-        self.engine = await Engine.start(self.broker)
+    async def _start(self) -> Engine:
+        return await Engine.start(self.broker, cluster_mode=self.cluster_mode)
+
+    async def __aenter__(self) -> Self:
+        self.engine = await self._start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.before = self.after = never
-        for client in self._clients:
-            await client.close()
+        for close in self.closers:
+            await close()
         await self.engine.stop()
         self.broker.close()
 

@@ -3,83 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
-from client_world import BreakingLink, never, run
+from client_world import World, run
 
 from broker_io.memory import MemoryBroker
-from snapshots.errors import OwnershipLost
 from txnbuffer import Outcome, Transaction
 from txnbuffer.client.client import Client
 from txnbuffer.client.connection import client_on
-from txnbuffer.client.embedded import EngineLink
-from txnbuffer.client.session import Link
-from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.rpc.frames import ClientFrame
-from txnbuffer.service.engine import Engine
 
 
-class DirectWorld:
-    """`broker`: the service's handle; `handles`: one for each client. `frames`: those that were sent.
+class DirectWorld(World):
+    """`broker`: the service's handle; `handles`: one for each client. `frames`: those that were sent."""
 
-    `before`, `after` and `late` as in `client_world.World`.
-    """
+    cluster_mode = True
 
     def __init__(self) -> None:
-        self.broker = MemoryBroker()
-        self.engine: Engine
-        self.links: list[BreakingLink] = []
+        super().__init__()
         self.handles: list[MemoryBroker] = []
-        self.before: Callable[[ClientFrame], bool] = never
-        self.after: Callable[[ClientFrame], bool] = never
-        self.late = 0.0
-        self.reachable = True
-        self._clients: list[AsyncExitStack] = []
 
-    async def client(self, max_unavailable: float = 60.0) -> Client:
+    async def client(self, max_unavailable: float = 60.0) -> Client:  # type: ignore[override]  # no other connector
         handle = self.broker.connect()
         self.handles.append(handle)
         resources = AsyncExitStack()
         client = await client_on(handle, [self._dial], None, max_unavailable, resources)
         client.resources = resources
         resources.push_async_callback(client.session.close)
-        self._clients.append(resources)
+        self.closers.append(resources.aclose)
         return client
 
     @property
     def frames(self) -> list[ClientFrame]:
         return [frame for link in self.links for frame in link.sent]
-
-    def cut(self) -> None:
-        for link in self.links:
-            link.cut()
-
-    async def restart(self) -> None:
-        """Another owner takes over."""
-        old = self.engine
-        self.engine = await Engine.start(self.broker, cluster_mode=True)
-        self.cut()
-        with contextlib.suppress(OwnershipLost):
-            await old.stop()
-
-    async def _dial(self) -> Link:
-        if not self.reachable:
-            raise ServiceUnavailable("nobody there")
-        self.links.append(BreakingLink(EngineLink(self.engine), self))
-        return self.links[-1]
-
-    async def __aenter__(self) -> DirectWorld:
-        self.engine = await Engine.start(self.broker, cluster_mode=True)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.before = self.after = never
-        for resources in self._clients:
-            await resources.aclose()
-        await self.engine.stop()
-        self.broker.close()
 
 
 def in_direct_world(test: Callable[[DirectWorld], Awaitable[None]]) -> None:
