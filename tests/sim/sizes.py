@@ -18,6 +18,7 @@ SMALL = {
     "snapshots.writer.COMPACT_BYTES": 2000,
     "txnbuffer.client.reader.MAX_BUFFERED_BYTES": 400,
     "txnbuffer.client.record_path.FRAME_BYTES": 200,
+    "txnbuffer.client.record_path.GROUP": 2,
     "txnbuffer.client.record_path.SEND_BYTES": 300,
     "txnbuffer.client.session_requests.COLLECT_BYTES": 200,
     "txnbuffer.client.transaction.CHUNK": 1,
