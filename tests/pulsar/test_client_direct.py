@@ -9,12 +9,14 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pulsar
 import pytest
 from client_world import until
 from pulsar_cluster import Cluster
+from streamed import Follower
 
 from broker_io import open_broker
 from snapshots.errors import OwnershipLost
@@ -31,11 +33,14 @@ from txnbuffer import (
 from txnbuffer.client.connection import PendingConnection
 from txnbuffer.client.record_path import GROUP
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.sinks.relay import Relay
+from txnbuffer.sinks.relay_targets import OwnedTarget
 
 LONG = 300.0
 """Seconds after which a hanging test fails."""
@@ -166,13 +171,21 @@ def decisions(place: Place) -> int:
     return sum(message.get("tb.kind") == "group" for entry in entries(place, DECISIONS) for message in entry)
 
 
+def verify_and_relay(place: Place) -> None:
+    """Check that nothing is wrong with the namespace, and relay topic `orders` to topic `copy`."""
+    opened = partial(open_broker, place.address, **place.options)
+    with opened() as broker:
+        assert [found.what for found in verify(broker) if found.level is Level.ERROR] == []
+    Relay(opened, "orders", OwnedTarget(opened, "copy", release=True)).run(follow=False)
+
+
 def test_many_transactions_take_few_entries_that_plain_consumers_can_read(place: Place) -> None:
     groups, rest = 3, 10
     count = groups * GROUP + rest
 
     async def test(client: Client) -> None:
         async with client.transaction() as first:  # so that the topic is registered, and has a writer
-            await first.send("orders", b"first")
+            await first.send("orders", b"first", key="k")
             await first.commit(wait_visible=True)
         before = await asyncio.to_thread(decisions, place)
         transactions = [await client.transaction().begin() for _ in range(count)]
@@ -194,16 +207,24 @@ def test_many_transactions_take_few_entries_that_plain_consumers_can_read(place:
         assert [(one.value, one.txn) for one in seen[1:]] == [
             (str(number).encode(), txn.id) for number, txn in enumerate(transactions)
         ]
+        follower = Follower(client.stream("orders"))
+        await follower.until(count + 1)
+        assert follower.table == {b"k": str(count - 1).encode()}
+        await asyncio.to_thread(verify_and_relay, place)
+        markers, copies = await asyncio.to_thread(consume, place, count + 1, "copy")
+        assert (markers, [row[:2] for row in copies]) == (0, [row[:2] for row in messages])
 
     beside_a_service(place, test)
 
 
-def consume(place: Place, count: int) -> tuple[int, list[tuple[str, bytes, int, dict[str, str]]]]:
-    """The messages that a plain consumer of topic `orders` gets: the number of markers, and the others."""
+def consume(
+    place: Place, count: int, topic: str = "orders"
+) -> tuple[int, list[tuple[str, bytes, int, dict[str, str]]]]:
+    """The messages that a plain consumer of a topic gets: the number of markers, and the others."""
     other = pulsar.Client(place.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
     try:
         consumer = other.subscribe(
-            f"{place.topic_prefix}orders", "plain", initial_position=pulsar.InitialPosition.Earliest
+            f"{place.topic_prefix}{topic}", "plain", initial_position=pulsar.InitialPosition.Earliest
         )
         messages = [consumer.receive(int(LONG * 1000)) for _ in range(count)]
         rows = [(one.partition_key(), one.data(), one.event_timestamp(), one.properties()) for one in messages]
