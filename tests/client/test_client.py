@@ -54,6 +54,41 @@ def test_an_exception_aborts() -> None:
     in_world(test)
 
 
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("abort_first", [False, True])
+def test_one_of_a_commit_and_an_abort_at_the_same_time_takes_effect(named: bool, abort_first: bool) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        txn = await client.transaction(**({"name": "n", "number": 1} if named else {})).begin()
+        await txn.send("orders", b"one")
+        calls = [txn.abort(), txn.commit()] if abort_first else [txn.commit(), txn.abort()]
+        winner, loser = await asyncio.gather(*calls, return_exceptions=True)
+        assert winner is None
+        if abort_first:
+            assert isinstance(loser, InvalidRequest)
+            assert f"{txn.id} has ended" in str(loser)
+        else:
+            assert isinstance(loser, TransactionCommitted)
+        assert await client.outcome(txn.id) is (Outcome.ABORT if abort_first else Outcome.COMMIT)
+        stored = values(world.broker, "orders") if "orders" in world.broker.topics() else []
+        assert stored == ([] if abort_first else [b"one"])
+
+    in_world(test)
+
+
+def test_an_abort_during_a_commit_that_fails_does_nothing() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        txn = await client.transaction().begin()
+        await txn.send("orders", b"one")
+        txn.fail(MessageTooLarge("too large"))
+        committed, aborted = await asyncio.gather(txn.commit(), txn.abort(), return_exceptions=True)
+        assert isinstance(committed, MessageTooLarge)
+        assert aborted is None
+
+    in_world(test)
+
+
 def test_block_may_commit_or_abort_explicitly() -> None:
     async def test(world: World) -> None:
         client = await world.client()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from client.core_setup import register, registered, rows, taken, welcomed
@@ -205,6 +208,38 @@ def test_failed_transaction_drops_its_records() -> None:
     assert core.take_results() == [("w", transaction.failure)]
     frame = taken(core)
     assert (frame.sends, frame.commits, [abort.topics for abort in frame.aborts]) == ((), (), [()])
+
+
+def steps(call: Callable[[], None]) -> int:
+    """How many steps of the interpreter a call takes."""
+    counted = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal counted
+        frame.f_trace_opcodes = True
+        counted += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return counted
+
+
+@pytest.mark.parametrize("what", ["ordinary", "transactional"])
+def test_a_send_does_not_take_longer_while_other_topics_have_collected_records(what: str) -> None:
+    core = ready_core()
+    transaction = core.begin() if what == "transactional" else None
+    core.send("b", rows(b"first"), transaction, "w")
+    if transaction is not None:
+        register(core, taken(core))
+    before = steps(lambda: core.send("b", rows(b"v"), transaction, "w"))
+    for _ in range(20):
+        collecting(core)
+    assert steps(lambda: core.send("b", rows(b"v"), transaction, "w")) <= before + 5
 
 
 def test_refused_registration_fails_transactions_that_collect() -> None:

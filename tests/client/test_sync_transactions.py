@@ -15,6 +15,7 @@ from client_world import values
 from broker_io.partitions import partition_name
 from txnbuffer import Client, Outcome, ServiceUnavailable, SyncClient, SyncTransaction, connect
 from txnbuffer.client import membership, sync_transaction
+from txnbuffer.client.portal import LoopCall
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.session_core import SessionCore
 from txnbuffer.client.transaction import Transaction
@@ -330,3 +331,29 @@ def test_send_to_partitions_asks_the_cluster_once_and_keeps_the_order() -> None:
             assert sent == [str(one).encode() for one in range(number, 20, 2)]
     finally:
         plain.close()
+
+
+def test_a_commit_changes_to_the_thread_of_the_loop_once_and_back_once(
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other threads that wake the loop, such as that of the log, do not count."""
+    changes: list[str] = []
+    loop, me = client._portal.loop.loop, threading.current_thread()
+    to_loop, ended = loop.call_soon_threadsafe, LoopCall._finish
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        if threading.current_thread() is me:
+            changes.append("to the loop")
+        return to_loop(*arguments, **named)
+
+    def counted_end(call: LoopCall[Any], task: asyncio.Task[None]) -> None:
+        changes.append("back")
+        ended(call, task)
+
+    with client.transaction() as txn:
+        txn.send("target", b"1")
+        assert txn.id
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        monkeypatch.setattr(LoopCall, "_finish", counted_end)
+        txn.commit()
+    assert changes == ["to the loop", "back"]

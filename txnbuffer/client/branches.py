@@ -67,7 +67,6 @@ class Participant:
             for name, which in await client.groups(topic, piece.keys, partition):
                 some = piece if which is None else piece.take(which)
                 session.core.send_batch(name, some, self._usable(), set_bytes)
-                session.poke()
             await session.wait_for_room()
 
     async def finish(self) -> Branch:

@@ -13,12 +13,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 from broker_io.batch import ROW_BYTES, Batch, Blobs, Labels, Numbers, PropertyColumn, property_column
-from txnbuffer.client.send_columns import MAX_PROPERTIES, SendColumns, weight, width
+from txnbuffer.client.send_columns import MAX_PROPERTIES, SendColumns, width
 from txnbuffer.coordinator.messages import Branch, ConsumerPosition, ProducerSequence
 from txnbuffer.errors import Error, SendUnknown
 from txnbuffer.model import PROTOCOL_VERSION, TxnId
@@ -28,14 +28,6 @@ from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES, Send, ServerFrame
 
 Waiter = Any
 """A value, such as a future, that the caller gets back with the result of its request."""
-
-
-class CollectedRecords(NamedTuple):
-    """Records that a transaction has not queued yet. `first`: the sequence number of the first."""
-
-    topic: SendTopic
-    rows: SendColumns
-    first: int
 
 
 class EndPlan(NamedTuple):
@@ -59,7 +51,8 @@ class OpenTransaction:
     - `failure`: the error because of which it can only abort. `ending`: commit or abort was requested.
     - `then`: the plan to execute later: a commit that is sent with its records once nothing is unsent, any other once
       nothing is pending. `commit`: the number of the request for the commit, or 0.
-    - `collects`: its records are `collected` until it commits; `collected_bytes` is their size.
+    - `collects`: its records are `collected` until it commits, with their topic and the sequence number of the first;
+      `collected_bytes` is their size.
     """
 
     txn: TxnId
@@ -67,7 +60,7 @@ class OpenTransaction:
     timeout: float | None
     sequence: ProducerSequence | None
     collects: bool
-    collected: list[CollectedRecords] = field(default_factory=list)
+    collected: list[tuple[SendTopic, SendColumns, int]] = field(default_factory=list)
     collected_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     pending: int = 0
@@ -87,11 +80,8 @@ class OpenTransaction:
         return first
 
 
-class TransactionSlice(NamedTuple):
-    """Consecutive records of one transaction."""
-
-    transaction: OpenTransaction
-    records: int
+TransactionSlice: TypeAlias = tuple[OpenTransaction, int]
+"""A transaction, and how many consecutive records are of it."""
 
 
 class SendInFlight(NamedTuple):
@@ -101,6 +91,9 @@ class SendInFlight(NamedTuple):
     runs: list[TransactionSlice]
     waiters: list[Waiter]
     size: int
+
+
+ONE_VERSION = Labels.constant(str(PROTOCOL_VERSION), 1)
 
 
 class Outbox:
@@ -130,14 +123,14 @@ class Outbox:
         if transaction is None:
             self._waiters.append(waiter)
         else:
-            self._runs.append(TransactionSlice(transaction, count))
+            self._runs.append((transaction, count))
             if count == 1:
                 self._seqs.append(seq)
             else:
                 self._seqs += range(seq, seq + count)
         self._keys += rows.keys
         self._values += rows.values
-        self._weight += weight(rows)
+        self._weight += rows.size + ROW_BYTES * count
         if rows.properties is not None or self._properties is not None:
             self._add_properties(rows.properties, before, count)
         if rows.times is not None or self._times is not None:
@@ -154,14 +147,13 @@ class Outbox:
 
     def fits(self, rows: SendColumns) -> bool:
         """Return whether the records fit into the same send as the queued ones."""
-        if not self._values:
-            return True
         if rows.set_bytes != self._set_bytes:
             return False
+        size = self._weight + rows.size + ROW_BYTES * len(rows.values)
         if rows.properties is None and not self._names:
-            return self._weight + weight(rows) <= SEND_BYTES
+            return size <= SEND_BYTES
         names = self._names.union(*filter(None, rows.properties or ()))
-        size = self._weight + weight(rows) + width(len(names), len(self._values) + len(rows.values))
+        size += width(len(names), len(self._values) + len(rows.values))
         return size <= SEND_BYTES and (len(names) <= MAX_PROPERTIES or len(names) == len(self._names))
 
     def take(self) -> SendInFlight:
@@ -217,7 +209,7 @@ class Outbox:
         if len(codes) < count:
             column = np.repeat(column, [records for _, records in self._runs])
         return {
-            VERSION: Labels.constant(str(PROTOCOL_VERSION), count),
+            VERSION: ONE_VERSION if count == 1 else Labels.constant(str(PROTOCOL_VERSION), count),
             TXN: Labels(column, tuple(map(str, seen))),
             SEQ: Numbers(np.array(self._seqs, np.int64)),
         }
@@ -231,7 +223,7 @@ def flight_of(topic: str, records: Batch, transaction: OpenTransaction, set_byte
         messages = pack_all(records, [BatchSlice(transaction.txn, first, count)], set_bytes)
     else:
         messages = transactional(records, transaction.txn, first)
-    return SendInFlight(Send(topic, messages), [TransactionSlice(transaction, count)], [], size)
+    return SendInFlight(Send(topic, messages), [(transaction, count)], [], size)
 
 
 MAX_IN_FLIGHT = 3
@@ -252,9 +244,10 @@ class SendTopic:
     """The queue of one topic.
 
     `registered`: transactional records may be sent. `asked`: the registration was requested. `in_flight` counts sends.
+    `collecting`: the transactions that have collected records for it, by `least`.
     """
 
-    __slots__ = ("asked", "in_flight", "name", "ordinary", "registered", "sealed", "transactional")
+    __slots__ = ("asked", "collecting", "in_flight", "name", "ordinary", "registered", "sealed", "transactional")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -264,6 +257,7 @@ class SendTopic:
         self.transactional = Outbox(name)
         self.ordinary = Outbox(name)
         self.sealed: deque[SendInFlight] = deque()
+        self.collecting: dict[int, OpenTransaction] = {}
 
     @property
     def has_group(self) -> bool:
@@ -337,7 +331,7 @@ class RecordPath(ABC):
             self.seal(topic)
         outbox = topic.ordinary if transaction is None else topic.transactional
         before = outbox.size
-        if not outbox.fits(rows):
+        if before and not outbox.fits(rows):
             topic.sealed.append(outbox.take())
             before = 0
         outbox.add(rows, transaction, waiter, first)
@@ -434,10 +428,11 @@ class RecordPath(ABC):
                     flight = topic.ordinary.take()
                 elif topic.registered and topic.transactional.size:
                     flight = topic.transactional.take()
+            if flight is None or not (topic.sealed or topic.transactional.size or topic.ordinary.size):
+                del self.ready[topic.name]
             if flight is not None:
                 topic.in_flight += 1
                 return flight
-            del self.ready[topic.name]
         return None
 
     def _settle(self, flight: SendInFlight) -> None:
@@ -471,7 +466,10 @@ class ServicePath(RecordPath):
             return ()
         taken: list[Send] = []
         size = 0
-        while size < FRAME_BYTES and (flight := self._repeated() or self._next()) is not None:
+        while size < FRAME_BYTES and (self._again or self.ready):
+            flight = self._repeated() if self._again else self._next()
+            if flight is None:
+                break
             self._number += 1
             self._in_flight[self._number] = flight
             taken.append(flight.send)
@@ -493,7 +491,7 @@ class ServicePath(RecordPath):
         if frame.acknowledged:
             while self._frames and self._frames[0] <= frame.acknowledged:
                 self._frames.popleft()
-            for number in [one for one in self._in_flight if one <= frame.acknowledged]:
+            while self._in_flight and (number := next(iter(self._in_flight))) <= frame.acknowledged:
                 flight = self._in_flight.pop(number)
                 self._settle(flight)
                 self._results.append(SendResult(flight))
@@ -506,7 +504,7 @@ class ServicePath(RecordPath):
         not_taken, self._not_taken = self._not_taken, False
         unknown = [flight for flight in self._in_flight.values() if not (flight.runs or not_taken)]
         again = [flight for flight in self._in_flight.values() if flight.runs or not_taken]
-        self.not_taken = [run.transaction for flight in again for run in flight.runs if not_taken]
+        self.not_taken = [transaction for flight in again for transaction, _ in flight.runs if not_taken]
         for flight in self._in_flight.values():
             count_unsent(flight, 1)
             topic = self.topics[flight.send.topic]
@@ -519,9 +517,7 @@ class ServicePath(RecordPath):
         self._number = 0
         return unknown
 
-    def _repeated(self) -> SendInFlight | None:
-        if not self._again:
-            return None
+    def _repeated(self) -> SendInFlight:
         flight = self._again.popleft()
         self.topics[flight.send.topic].in_flight += 1
         return flight

@@ -208,7 +208,7 @@ def key_bytes(key: Key) -> bytes | None:
     if key is None or isinstance(key, bytes):
         return key
     if isinstance(key, str):
-        return utf8(key, "a key")
+        return key.encode() if key.isascii() else utf8(key, "a key")
     raise InvalidMessage(f"a key must be bytes or text, got {type(key).__name__}")
 
 

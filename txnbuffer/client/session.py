@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 from broker_io.waits import Backoff, Wait
 from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
-from txnbuffer.client.record_path import EndPlan, OpenTransaction, RecordPath, ServicePath
+from txnbuffer.client.record_path import OpenTransaction, RecordPath, ServicePath
 from txnbuffer.client.session_core import SessionCore
 from txnbuffer.client.session_requests import REQUESTS, Field
 from txnbuffer.errors import (
@@ -94,20 +94,21 @@ class ClientSession:
         shard: Shard = ONLY,
     ) -> None:
         self._path = path(self._wake)
-        self.core = SessionCore(self._path)
+        self._awake = False
+        """Whether the connection will take frames."""
+        self._link: Link | None = None
+        self.core = SessionCore(self._path, self._wake)
+        self.end = self.core.transactions.end
         self._seen = 0
         self._still = 0.0
         self.forked_from = lifecycle.generation()
         self._connector = connector
         self._shard = shard
         self.max_unavailable = max_unavailable
-        self._awake = False
-        """Whether the connection will take frames."""
         self._first = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._opens_later = False
         self._opening: asyncio.Task[None] | None = None
-        self._link: Link | None = None
         self._lost: asyncio.Future[BaseException | None]
         self._greeted = self._said_bye = False
         self._unreachable: Error | None = None
@@ -196,10 +197,16 @@ class ClientSession:
         if self._unreachable is not None:
             raise self._unreachable
 
-    def check_loop(self) -> None:
-        """Raises InvalidRequest on another event loop than that of the client."""
+    def check_call(self) -> None:
+        """Raises as `check` and `check_loop`."""
+        if self._unreachable is not None or self.forked_from != lifecycle.ForkGeneration.generation:
+            self.check()
         if asyncio.get_running_loop() is not self._loop:
             lifecycle.check_loop(self._loop)
+
+    def check_loop(self) -> None:
+        """Raises InvalidRequest on another event loop than that of the client."""
+        lifecycle.check_loop(self._loop)
 
     def check_close(self) -> None:
         """As `check_loop`, unless that loop has ended or the session has not begun."""
@@ -215,21 +222,11 @@ class ClientSession:
         """Return whether there has been no connection for this many seconds."""
         return not self.core.welcomed and self._loop.time() > self._lost_at + seconds
 
-    def poke(self) -> None:
-        """Send what is queued, if there is anything."""
-        if not self._awake and (self.core.requests.queued or self._path.ready):
-            self._wake()
-
     def _wake(self) -> None:
         if not self._awake:
             self._awake = True
             if self._link is not None:
                 self._link.wake()
-
-    def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
-        """Commit or abort an open transaction. The waiter of the plan gets the outcome or an error."""
-        self.core.transactions.end(transaction, plan)
-        self._wake()
 
     async def ask(self, field: Field, row_of: Callable[[int], Any]) -> Any:
         """Make a request, whose row `row_of` makes of its number; return the answer. Raises the error in it."""
@@ -237,12 +234,10 @@ class ClientSession:
 
     async def result(self, put: Callable[[asyncio.Future[Any]], object]) -> Any:
         """Call `put` with a waiter to make a request; return its result. Raises the error in the answer."""
-        self.check()
-        self.check_loop()
         if self._opens_later:
+            self.check_call()
             await self._connect_now()
-            self.check()
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future = self.waiter()
         put(future)
         self._wake()
         try:
@@ -250,6 +245,11 @@ class ClientSession:
         except asyncio.CancelledError:
             self.core.forget(future)
             raise
+
+    def waiter(self) -> asyncio.Future[Any]:
+        """Return a future for the result of a request. Raises what prevents requests."""
+        self.check_call()
+        return self._loop.create_future()
 
     async def wait_for_room(self) -> None:
         """Wait until the service accepts more records."""
@@ -281,7 +281,6 @@ class ClientSession:
     async def _end_transactions(self, give_up_at: float) -> None:
         """Abort what is open, and wait for it: a service that stops next would leave it open in the log."""
         self.core.transactions.abort_open()
-        self._wake()
         while self.core.welcomed and self.core.transactions.aborting and self._loop.time() < give_up_at:
             await asyncio.sleep(CLOSE_POLL)
 
@@ -354,7 +353,8 @@ class ClientSession:
                 return core.hello()
             frame = core.take_frame()
             self._awake = frame is not None and core.has_frame
-            self._deliver()
+            if core.results:
+                self._deliver()
         except Exception as error:
             self.ended(error)
             return None
@@ -518,8 +518,7 @@ class ShardSessions:
                 session = self.any()
             else:
                 session = self._open[self._home]
-            session.check()
-            session.check_loop()
+            session.check_call()
             if session.core.can_begin:
                 return session
             with contextlib.suppress(TimeoutError):  # then try another shard

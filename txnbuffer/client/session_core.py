@@ -13,6 +13,7 @@ request has a *waiter*, which `take_results` returns with the result.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from broker_io.batch import Batch
@@ -106,7 +107,8 @@ class SessionCore:
     acknowledgement. `transactions` ends transactions, and `requests` asks the service for anything else.
     """
 
-    def __init__(self, path: RecordPath) -> None:
+    def __init__(self, path: RecordPath, wake: Callable[[], None] = lambda: None) -> None:
+        """`wake` is called when there may be another frame to send."""
         self.session = ""
         self.max_message_bytes = 0
         self.broken: Error | None = None
@@ -116,9 +118,9 @@ class SessionCore:
         self._ids = Ids()
         self._leasing = False
         self._returned: tuple[IdBlock, ...] = ()
-        self.requests = Requests()
-        self._results: list[Answer] = []
-        self.transactions = Transactions(self.requests, self._results, path, self._register)
+        self.requests = Requests(wake)
+        self.results: list[Answer] = []
+        self.transactions = Transactions(self.requests, self.results, path, self._register)
         self._path = path
         self._for_ids: list[Waiter] = []
         self._for_room: list[Waiter] = []
@@ -141,7 +143,7 @@ class SessionCore:
         self._returned = ()
         for flight in self._path.lost():
             text = f"the connection was lost while sending to {flight.send.topic!r}: records may or may not be stored"
-            self._results += [(waiter, SendUnknown(text)) for waiter in flight.waiters]
+            self.results += [(waiter, SendUnknown(text)) for waiter in flight.waiters]
         for transaction in self._path.not_taken:
             self.requests.not_taken(transaction.commit)
 
@@ -189,19 +191,19 @@ class SessionCore:
 
     def take_results(self) -> list[Answer]:
         """Return the new results, each once."""
-        results = self._results[:]
-        self._results.clear()
+        results = self.results[:]
+        self.results.clear()
         return results
 
     def give_up(self, error: Error) -> None:
         """Fail all requests, because no service can be reached or the service rejects this client."""
         self.transactions.drop_collected()
-        self._results += [(waiter, error) for waiter in self._path.drop_all()]
+        self.results += [(waiter, error) for waiter in self._path.drop_all()]
         for number, request in self.requests.unanswered.items():
             if request.waiter is not None:
                 never_committed = request.field == "commits" and self.requests.unsent(number)
                 failure = refusal(request.subject, error) if never_committed else _unanswered(request, error)
-                self._results.append((request.waiter, failure))
+                self.results.append((request.waiter, failure))
         self.requests.drop_all()
         self.transactions.give_up(error)
         self._leasing = False
@@ -220,7 +222,7 @@ class SessionCore:
         Commits that wait for visibility fail only with `visible`.
         """
         for request in self.requests.stop_waiting(visible=visible):
-            self._results.append((request.waiter, _unanswered(request, error)))
+            self.results.append((request.waiter, _unanswered(request, error)))
         self.transactions.stop_waiting(error)
         self._wake(self._for_ids, error)
         self._wake(self._for_room, error)
@@ -274,7 +276,7 @@ class SessionCore:
             if not self._path.through_service and found.has_group and self.welcomed:
                 self._path.take()
         else:
-            if self.transactions.collecting:
+            if found.collecting:
                 self.transactions.send_topic_early(found)
             self._path.add(found, rows, None, waiter)
 
@@ -323,18 +325,18 @@ class SessionCore:
         flight, _, txn, _ = result
         if isinstance(error, UnregisteredTopic) or (flight.runs and txn is None):
             self._register_again(flight.send.topic)
-        for run in flight.runs:
-            if txn is None or run.transaction.txn == txn:
-                self.transactions.fail(run.transaction, error)
+        for transaction, _ in flight.runs:
+            if txn is None or transaction.txn == txn:
+                self.transactions.fail(transaction, error)
         if isinstance(error, DiskFailed):  # it may have failed after the records were durable
             error = send_unknown(flight.send.topic, error)
-        self._results += [(waiter, error) for waiter in flight.waiters]
+        self.results += [(waiter, error) for waiter in flight.waiters]
         flight.waiters.clear()
 
     def _settle(self, flight: SendInFlight) -> None:
         self.transactions.settle(flight.runs)
         for waiter in flight.waiters:
-            self._results.append((waiter, None))
+            self.results.append((waiter, None))
 
     def _answer(self, number: int, result: Result) -> None:
         if isinstance(result, (UnknownSession, CoordinatorStopped)):
@@ -359,7 +361,7 @@ class SessionCore:
             if request.field == "aborts" and request.subject is not None:  # else another session began it
                 self.transactions.close(request.subject)
             if request.waiter is not None:
-                self._results.append((request.waiter, result))
+                self.results.append((request.waiter, result))
 
     def _leased(self, result: Result) -> None:
         self._leasing = False
@@ -396,8 +398,8 @@ class SessionCore:
             return
         self.transactions.fail_collected(topic, result)
         for flight in self._path.not_registered(topic):
-            for run in flight.runs:
-                self.transactions.fail(run.transaction, result)
+            for transaction, _ in flight.runs:
+                self.transactions.fail(transaction, result)
             self._settle(flight)
 
     def _lease(self) -> None:
@@ -406,7 +408,7 @@ class SessionCore:
             self.requests.ask("leases", lambda number: LeaseRequest(number, self._ids.want))
 
     def _wake(self, waiting: list[Waiter], result: Result | None = None) -> None:
-        self._results += [(waiter, result) for waiter in waiting]
+        self.results += [(waiter, result) for waiter in waiting]
         waiting.clear()
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from broker_io.batch import ROW_BYTES, Batch
 from txnbuffer.client.record_path import (
-    CollectedRecords,
     EndPlan,
     OpenTransaction,
     RecordPath,
@@ -62,10 +62,11 @@ class PendingRequest(NamedTuple):
 class Requests:
     """The unanswered requests of a session, by number; they are repeated after the connection was lost.
 
-    `queued`: the rows of the next frame, by field.
+    `queued`: the rows of the next frame, by field. `wake` is called when there is something to send.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
         self.unanswered: dict[int, PendingRequest] = {}
         self._number = 0
         self.queued: dict[Field, list[Any]] = {}
@@ -78,6 +79,7 @@ class Requests:
         row = row_of(self._number)
         self.unanswered[self._number] = PendingRequest(field, row, waiter, subject)
         self.queued.setdefault(field, []).append(row)
+        self.wake()
         return self._number
 
     def unsent(self, number: int) -> bool:
@@ -150,8 +152,12 @@ class Requests:
 
     def take(self) -> dict[str, Any]:
         """Return the fields of the next frame."""
-        queued, self.queued = self.queued, {}
-        return {field: tuple(rows) for field, rows in queued.items() if rows}
+        fields: dict[str, Any] = {}
+        for field_, rows in self.queued.items():
+            if rows:
+                fields[field_] = tuple(rows)
+        self.queued.clear()
+        return fields
 
 
 COLLECT_BYTES = 64 * 1024
@@ -168,7 +174,7 @@ LOST = (UnknownTransaction, ForeignTransaction, UnregisteredTopic)
 class Transactions:
     """The open transactions of a session. The results of waiters are appended to `results`.
 
-    `register` registers a topic if necessary. `collecting`: the transactions with collected records, by `least`.
+    `register` registers a topic if necessary.
     """
 
     _requests: Requests
@@ -176,7 +182,6 @@ class Transactions:
     _path: RecordPath
     _register: Callable[[SendTopic], None]
     _open: dict[int, OpenTransaction] = field(default_factory=dict)
-    collecting: dict[int, OpenTransaction] = field(default_factory=dict)
     _tick: int = 0
 
     def ids(self) -> tuple[TxnId, ...]:
@@ -196,28 +201,30 @@ class Transactions:
         if transaction.collects:
             size = rows.size + ROW_BYTES * len(rows.values)
             if transaction.collected_bytes + size <= COLLECT_BYTES:
-                transaction.collected.append(CollectedRecords(topic, rows, first))
+                transaction.collected.append((topic, rows, first))
                 transaction.collected_bytes += size
                 self._path.unacknowledged += size
-                self.collecting[transaction.txn.least] = transaction
+                topic.collecting[transaction.txn.least] = transaction
                 return
             self._send_early(transaction)
         self._path.add(topic, rows, transaction, None, first)
+        self._requests.wake()
 
     def send_batch(self, topic: SendTopic, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
         """Queue records of a transaction as a send of their own."""
         self._send_early(transaction)
         first = transaction.count(topic.name, len(records))
         self._path.add_batch(topic, records, transaction, set_bytes, first)
+        self._requests.wake()
 
     def send_all_early(self) -> None:
         """Queue everything that is collected, because the service has to acknowledge it before others can send."""
-        for transaction in [*self.collecting.values()]:
-            self._send_early(transaction)
+        for topic in self._path.topics.values():
+            self.send_topic_early(topic)
 
     def send_topic_early(self, topic: SendTopic) -> None:
         """Queue what is collected for a topic before an ordinary record."""
-        for transaction in [one for one in self.collecting.values() if topic.name in one.counts]:
+        for transaction in [*topic.collecting.values()]:
             self._send_early(transaction)
 
     def _send_early(self, transaction: OpenTransaction) -> None:
@@ -237,6 +244,7 @@ class Transactions:
             if not topic.registered:
                 self._register(topic)
             self._path.add(topic, rows, transaction, None, first)
+        self._requests.wake()
 
     def _drop(self, transaction: OpenTransaction) -> None:
         """Drop what a transaction has collected, which cannot commit any more."""
@@ -246,20 +254,21 @@ class Transactions:
 
     def drop_collected(self) -> None:
         """Drop everything that is collected."""
-        for transaction in [*self.collecting.values()]:
+        for transaction in self._open.values():
             self._drop(transaction)
 
     def fail_collected(self, topic: SendTopic, error: Error) -> None:
         """Fail the transactions that have collected records for a topic, because it cannot be registered."""
-        for transaction in [one for one in self.collecting.values() if topic.name in one.counts]:
+        for transaction in [*topic.collecting.values()]:
             self.fail(transaction, error)
 
-    def _take_collected(self, transaction: OpenTransaction) -> list[CollectedRecords]:
+    def _take_collected(self, transaction: OpenTransaction) -> list[tuple[SendTopic, SendColumns, int]]:
         collected = transaction.collected
         if collected:
             self._path.unacknowledged -= transaction.collected_bytes
             transaction.collected, transaction.collected_bytes = [], 0
-            del self.collecting[transaction.txn.least]
+            for topic, _, _ in collected:
+                topic.collecting.pop(transaction.txn.least, None)
         return collected
 
     def tick(self) -> None:
@@ -410,13 +419,11 @@ class Transactions:
         txn, topics, records = transaction.txn, tuple(transaction.counts), tuple(transaction.counts.values())
         sequence, waiter = transaction.sequence, plan.waiter
         if plan.commit and transaction.failure is None:
-            extras = (sequence, plan.winners, (), plan.positions)
-            transaction.commit = self._requests.ask(
-                "commits",
-                lambda number: Commit(number, txn, topics, records, plan.wait_visible, *extras),
-                waiter,
-                transaction,
-            )
+            row_of = partial(
+                Commit, txn=txn, topics=topics, records=records, wait_visible=plan.wait_visible, sequence=sequence,
+                winners=plan.winners, positions=plan.positions,
+            )  # fmt: skip
+            transaction.commit = self._requests.ask("commits", row_of, waiter, transaction)
             return
         if plan.ready and transaction.failure is None:
             if sequence is not None and sequence.is_participant:  # then it does not abort when its session ends

@@ -280,8 +280,7 @@ class Transaction:
         self._positions: tuple[ConsumerPosition, ...] = ()
         self._lent = False
         self._committing = False
-        self._committed: bool | Error = False
-        """Whether it has committed; or the error of a commit that has or may have taken effect."""
+        self._answer: asyncio.Future[None] | None = None  # to the commit that was requested
         self._partial = 0
         """How many calls of `send_rows` have sent some of their records."""
         self._whole: asyncio.Future[None] | None = None
@@ -324,6 +323,15 @@ class Transaction:
     def committed(self) -> bool:
         """Internal: whether it is known to have committed."""
         return self._committed is True
+
+    @property
+    def _committed(self) -> bool | Error:
+        """Whether it has committed; or the error of a commit that has or may have taken effect."""
+        answer = self._answer
+        if answer is None or not answer.done() or answer.cancelled():
+            return False
+        error = answer.exception()
+        return error is None or (error if isinstance(error, NotVisible | OutcomeUnknown) else False)
 
     @property
     def commit_sent(self) -> bool:
@@ -369,7 +377,6 @@ class Transaction:
             sequence = await client.names.sequence(*self._sequence, client.committed_number)
         session = self._session = await client.sessions.ready(self._home)
         self._open = session.core.begin(self._timeout, sequence)
-        session.poke()
         return self
 
     async def send(
@@ -440,6 +447,7 @@ class Transaction:
         rows = self._client.batched(topic, rows, batching)
         check_size(rows, self._client.max_message_bytes, PROPERTY_BYTES)
         left = count = len(rows.values)
+        partly = False
         try:
             for chunk in slices(rows, CHUNK) if count > 1 else (rows,) * count:
                 for name, which in await self._client.groups(topic, chunk.keys, partition):
@@ -447,9 +455,10 @@ class Transaction:
                     if left < count or self._client.routes is not None:  # other tasks may have run
                         opened = self._usable(begun=left < count)
                     session.core.send(name, some, opened)
-                    self._partial += left == count
                     left -= len(some.values)
-                session.poke()
+                    if left and not partly:
+                        partly = True
+                        self._partial += 1
                 if not session.core.has_room:
                     await session.wait_for_room()
                     if left:
@@ -459,11 +468,11 @@ class Transaction:
                 self.fail(error)
             raise
         finally:
-            if left < count:
+            if partly:
                 self._sent()
 
     def _sent(self) -> None:
-        """A call of `send_rows` that has sent records has ended; a commit may wait for that."""
+        """A call of `send_rows` that had sent only some of its records has ended; a commit may wait for that."""
         self._partial -= 1
         if self._whole is not None and not self._partial and not self._whole.done():
             self._whole.set_result(None)
@@ -529,20 +538,20 @@ class Transaction:
     async def _commit(self, opened: OpenTransaction, *rest: Any) -> None:
         """Request the commit and wait for its answer; `rest`: that of the plan."""
         session = self._session
+        waiter = session.waiter()
+        if opened.ending:
+            raise self._over(opened)
+        self._answer = waiter
+        session.end(opened, EndPlan(True, waiter, *rest))
         try:
-            await session.result(lambda future: session.end(opened, EndPlan(True, future, *rest)))
+            await waiter
         except asyncio.CancelledError as cancelled:
             if not session.core.transactions.withdraw_commit(opened):
                 cancelled.add_note(f"transaction {opened.txn} may have committed: query its outcome")
-            session.poke()
             raise
         except Fenced as error:
             self._lost_name(error)
             raise
-        except (NotVisible, OutcomeUnknown) as error:
-            self._committed = error
-            raise
-        self._committed = True
 
     async def _commit_number(self, opened: OpenTransaction, sequence: ProducerSequence, *rest: Any) -> None:
         """Commit a number, after the commits of its name that this client has begun before."""
@@ -569,25 +578,25 @@ class Transaction:
             raise
         finally:
             self._committing, self._whole = False, None
-        if opened.ending:
-            raise self._over(opened)
 
     async def abort(self) -> None:
         """Abort; return when the abort is durable. Does nothing after another abort, or after a commit that failed.
 
-        Raises TransactionCommitted after a commit. If that raised NotVisible or OutcomeUnknown, raises it again.
+        Raises TransactionCommitted after a commit; waits for one that another task has requested. If that raised
+        NotVisible or OutcomeUnknown, raises it again.
         """
         self.check_can_end()
         opened = self._begun()
         session = self._session
         session.check()
-        if self._committed:
-            raise TransactionCommitted(opened.txn) if self._committed is True else self._committed
+        if self._answer is not None:
+            await asyncio.wait([self._answer])
+        if committed := self._committed:
+            raise TransactionCommitted(opened.txn) if committed is True else committed
         if not opened.ending:
             await session.result(lambda future: session.end(opened, EndPlan(False, future)))
 
-    async def __aenter__(self) -> Self:
-        return await self.begin()
+    __aenter__ = begin
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
