@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from client_world import World, in_world, once, until, values
+from client_world import BreakingLink, World, in_world, once, until, values
 
 from txnbuffer import Outcome, OutcomeUnknown, SendUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.errors import InvalidRequest
@@ -262,5 +262,23 @@ def test_client_waits_for_the_next_engine() -> None:
         world.engine = await Engine.start(world.broker)
         await sending
         assert values(world.broker, "log") == [b"v"]
+
+    in_world(test)
+
+
+def test_an_engine_ends_with_the_error_of_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would serve nobody any more, and nobody would know."""
+
+    def broken(_: BreakingLink) -> None:
+        raise OverflowError("some defect")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        monkeypatch.setattr(BreakingLink, "take_frame", broken)
+        asking = asyncio.ensure_future(client.committed_number("n"))
+        await until(world.engine.ended.done)
+        monkeypatch.undo()
+        assert "some defect" in str(world.engine.ended.result())
+        asking.cancel()
 
     in_world(test)

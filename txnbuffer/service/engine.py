@@ -351,19 +351,19 @@ class Engine(Loop):
             self._woken = False
             if not self.ended.done():
                 self._process()
-        finally:
-            for exchange in self.exchanges:
-                exchange()
-            self.in_turn = False
-
-    def _process(self) -> None:
-        try:
-            self.appends.complete()
-            if self.appends.failure is None:
-                self._work()
         except Exception as error:
+            self._woken = False
             self.fail(error)
             raise
+        finally:
+            self.in_turn = False
+            for exchange in self.exchanges:
+                exchange()
+
+    def _process(self) -> None:
+        self.appends.complete()
+        if self.appends.failure is None:
+            self._work()
         if self.appends.failure is not None:
             self.fail(self.appends.failure)
         full = self.requests.unsettled_bytes > self.limits.total_bytes
