@@ -83,7 +83,7 @@ def take(reader: CommittedReader, count: int) -> list[str]:
 
 
 def force(machine: Machine) -> None:
-    done = txnbuf("replication", "promote", "--force", machine.address.address)
+    done = txnbuf("replication", "promote", "--force", f"txnbuf://{machine.address.address}")
     assert done.returncode == 0, done.stderr
     wait_until(lambda: machine.serves, "the promoted machine does not serve")
 
