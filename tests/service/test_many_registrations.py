@@ -7,6 +7,7 @@ import threading
 from unittest.mock import patch
 
 from cluster_app import app_on, cluster_engine
+from raw_session import stop
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
 from broker_io.file import FileBroker, log
@@ -51,7 +52,7 @@ async def test_a_registration_does_not_wait_for_answers_about_another_topic():
             await eventually(lambda: visible(broker, "slow") == {b"v": 1})
         finally:
             broker.go.set()
-            await engine.stop()
+            await stop(engine)
 
 
 @on_a_loop
