@@ -28,6 +28,7 @@ from broker_io.errors import (
     NotInSync,
     NotLive,
     PeerError,
+    TooManyFiles,
     TopicNotFound,
     as_error,
 )
@@ -306,6 +307,8 @@ class PairNode:
 
     def failed(self, error: Exception) -> None:
         """An error after which the state of the store or of the node is unknown."""
+        if isinstance(error, TooManyFiles):  # a caller would try again, in vain
+            error = DiskFailed(str(error))
         with self._mutex:
             self.failure = self.failure or as_error(error)
             self._step(m.SyncFailed(str(self.failure)))
@@ -393,7 +396,11 @@ class PairNode:
                     work(receiver)
                 else:
                     self._finish(number, receiver, at)
-            except (Damaged, DiskFull) as error:  # nothing that counts is lost: another copy can be complete
+            except (
+                Damaged,
+                DiskFull,
+                TooManyFiles,
+            ) as error:  # nothing that counts is lost: another copy can be complete
                 problem = str(error)
         if problem:
             self._link_failed(number, problem)

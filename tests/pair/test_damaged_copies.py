@@ -13,7 +13,7 @@ import pytest
 from pair.file_pairs import SETTINGS, BrokerPair, contents, put, segments
 from pair.pair_stores import DIRECTORY, pair
 
-from broker_io.errors import Damaged, DiskFull
+from broker_io.errors import Damaged, DiskFailed, DiskFull, TooManyFiles
 from broker_io.pair import copying
 from broker_io.pair.copying import CopyFiles
 from broker_io.pair.link_record import LinkRecord, pause_after
@@ -97,26 +97,36 @@ def test_bytes_that_the_disk_cant_read_are_zeros_in_a_copy(monkeypatch: pytest.M
     assert [*live.store.log.damage.topics()] == ["a"]
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE], ids=["no space", "no descriptors"])
 def test_backup_whose_disk_is_full_during_a_copy_stays_and_joins_later(
-    brokers: BrokerPair, monkeypatch: pytest.MonkeyPatch
+    brokers: BrokerPair, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     filled(brokers)
-    full, add = True, CopyFiles.add
+    full, add, problem = True, CopyFiles.add, os.strerror(number)
 
     def add_if_there_is_space(files: CopyFiles, chunk: Any) -> None:
         add(files, chunk)
         if full and chunk.name.startswith("topics/2"):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(number, problem)
 
     monkeypatch.setattr(copying.CopyFiles, "add", add_if_there_is_space)
     b = brokers.b.start()
-    until(lambda: "No space left on device" in b.status()["problem"])
+    until(lambda: problem in b.status()["problem"])
     until(lambda: not segments(brokers.b.directory))  # they would take the space that is missing
     assert b.failure is None
     put(brokers.a.broker, "good", "while the disk is full")
     full = False
     until(brokers.same)
     until(lambda: not b.status()["problem"])
+
+
+def test_a_lack_of_descriptors_that_ends_a_node_is_not_tried_again(brokers: BrokerPair) -> None:
+    """A standby waits for ever for what passes; its process has to end, so that it is started again."""
+    filled(brokers)
+    b = brokers.b.start()
+    b._node.failed(TooManyFiles("no descriptor is left"))
+    assert type(b._node.failure) is DiskFailed
+    assert str(b._node.failure) == "no descriptor is left"
 
 
 def test_files_of_a_copy_that_was_not_completed_are_removed() -> None:
