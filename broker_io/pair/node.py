@@ -307,10 +307,9 @@ class PairNode:
 
     def failed(self, error: Exception) -> None:
         """An error after which the state of the store or of the node is unknown."""
-        if isinstance(error, TooManyFiles):  # a caller would try again, in vain
-            error = DiskFailed(str(error))
         with self._mutex:
-            self.failure = self.failure or as_error(error)
+            final = DiskFailed(str(error)) if isinstance(error, TooManyFiles) else error  # not one to wait for
+            self.failure = self.failure or as_error(final)
             self._step(m.SyncFailed(str(self.failure)))
 
     # --- events of the store ---
@@ -396,11 +395,7 @@ class PairNode:
                     work(receiver)
                 else:
                     self._finish(number, receiver, at)
-            except (
-                Damaged,
-                DiskFull,
-                TooManyFiles,
-            ) as error:  # nothing that counts is lost: another copy can be complete
+            except (Damaged, DiskFull, TooManyFiles) as error:  # nothing is lost: another copy can be complete
                 problem = str(error)
         if problem:
             self._link_failed(number, problem)
