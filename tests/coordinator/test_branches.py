@@ -8,6 +8,7 @@ from broker_io.errors import Error
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import Begin, Branch, CoordinatorConfig, Done, NameOpened, ProducerSequence
 from txnbuffer.errors import (
+    AlreadyCommitted,
     ForeignTransaction,
     InvalidRequest,
     RegistrationFailed,
@@ -75,6 +76,20 @@ class TestBranches:
         winner = Branch(stage.txn(1), ("b",), (2,))
         assert isinstance(stage.commit(0, "a", winners=(winner,)), TransactionAborted)
         assert stage.query(1) is Outcome.ABORT
+
+    def test_a_number_whose_commit_had_an_unknown_outcome_and_took_effect_is_answered_as_committed(self) -> None:
+        """A client that got no answer commits the branches again, in another transaction."""
+        stage = Stage()
+        opened = stage.call(lambda request: stage.owner.coordinator.open_name(S, request, "n", stage.world.now))
+        assert isinstance(opened, NameOpened)
+        stage.write(1, "b")
+        winner = Branch(stage.txn(1), ("b",), (1,))
+        sequence = ProducerSequence("n", 1, opened.epoch)
+        assert stage.commit(0, sequence=sequence, winners=(winner,)) is Outcome.COMMIT
+        assert isinstance(stage.commit(2, sequence=sequence, winners=(winner,)), AlreadyCommitted)
+        other = ProducerSequence("n", 2, opened.epoch)
+        assert isinstance(stage.commit(3, sequence=other, winners=(winner,)), TransactionAborted)
+        assert stage.query(1) is Outcome.COMMIT
 
     def test_naming_a_branch_twice_or_too_many_is_refused(self) -> None:
         stage = Stage(CoordinatorConfig(max_group=4))

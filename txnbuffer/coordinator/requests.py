@@ -274,7 +274,10 @@ class CommitRequests:
         return ForeignTransaction(f"{txn} is not a branch of {transaction.txn}: begin it as one")
 
     def _link_branches(self, transaction: TransactionState, commit: Commit) -> bool:
-        """Link all branches that the commit names. False: a winner has ended already, so the commit is aborted."""
+        """Link all branches that the commit names. False: a winner has ended already, so the commit is aborted.
+
+        A commit of the number with an unknown outcome may have ended it; then the answer is that the number committed.
+        """
         for txn in commit.losers:
             branch = self._sessions.open_transaction(txn)
             if branch is not None:
@@ -282,7 +285,8 @@ class CommitRequests:
         for winner in commit.winners:
             branch = self._sessions.open_transaction(winner.txn)
             if branch is None:
-                self._completion.abort(transaction, f"its branch {winner.txn} had ended")
+                refusal = None if commit.sequence is None else self._producers.refusal(commit.sequence)
+                self._completion.abort(transaction, f"its branch {winner.txn} had ended", refusal=refusal)
                 return False
             link(transaction, branch)
             branch.topics, branch.records = winner.topics, winner.records
