@@ -287,7 +287,7 @@ def test_operations_that_do_not_follow_are_refused() -> None:
         (Change.ROLL, RollTopic(1, 0), "ledger 1 follows 1"),
         (Change.TRIM, TrimTopic(1, 2), "open ledger is trimmed"),
         (Change.SWAP, SwapFiles(1, (LedgerEntry(1, 1),), 1, 0), "not all closed"),
-        (Change.MAKE, MakeTopic("again", incarnation(1), 1), "made again"),
+        (Change.MAKE, MakeTopic("again", incarnation(1), 1), "created twice"),
     ):
         with pytest.raises(StorageError, match=what):
             changed_topic(entry, NumberedOperation(change, 1, 3, 2, body))
