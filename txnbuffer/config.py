@@ -36,7 +36,7 @@
     shards = 1                  # cluster mode: number of shards; fixed when a namespace is first served
     standby = false             # cluster mode: if a service is active, wait until it has ended
     standby_bytes = 268435456   # approximate memory of a standby for topics that it keeps warm; 0: none
-    fence = false               # cluster mode: replace an active service that hangs; it then ends
+    fence = false               # cluster mode: replace an active service that hangs, which ends or is a standby then
     http = "127.0.0.1:7712"     # address for health, metrics and requests of operators; "": none
     tls_cert = ""               # PEM files; required on other addresses than loopback, with the section [access]
     tls_key = ""
