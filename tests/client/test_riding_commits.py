@@ -174,7 +174,7 @@ def test_outcome_of_a_commit_that_waits_for_repeated_records_is_unknown() -> Non
     taken(core)
     reconnected(core, (transaction.txn, State.OPEN))
     assert core.transactions.commit_sent(transaction)
-    assert not core.transactions.withdraw_commit(transaction)
+    assert not core.transactions.withdraw_commit(transaction, "w")
     core.give_up(ServiceUnavailable("nobody there"))
     ((_, result),) = core.take_results()
     assert isinstance(result, OutcomeUnknown)

@@ -58,16 +58,17 @@ class ProducerNames:
         TransactionAborted.
         """
         lock, failures = self._commits.setdefault(name, asyncio.Lock()), self._failures[name]
-        async with lock:
-            if self._failures[name] != failures:
-                raise TransactionAborted(txn, f"an earlier commit of producer {name!r} failed")
-            try:
+        try:
+            async with lock:
+                if self._failures[name] != failures:
+                    raise TransactionAborted(txn, f"an earlier commit of producer {name!r} failed")
                 yield
-            except NotVisible:
-                raise
-            except BaseException:
+        except NotVisible:
+            raise
+        except BaseException:  # also if it was cancelled while it waited
+            if self._failures[name] == failures:
                 self._failures[name] += 1
-                raise
+            raise
 
     def opened(self, name: str, opened: NameOpened) -> None:
         """A name was opened."""

@@ -50,7 +50,7 @@ class OpenTransaction:
       how many are in no frame of this connection, or not passed to a writer.
     - `failure`: the error because of which it can only abort. `ending`: commit or abort was requested.
     - `then`: the plan to execute later: a commit that is sent with its records once nothing is unsent, any other once
-      nothing is pending. `commit`: the number of the request for the commit, or 0.
+      nothing is pending. `commit`: the number of the request for the commit, or 0; `answer`: its result.
     - `collects`: its records are `collected` until it commits, with their topic and the sequence number of the first;
       `collected_bytes` is their size.
     """
@@ -69,6 +69,7 @@ class OpenTransaction:
     ending: bool = False
     announced: int = 0
     commit: int = 0
+    answer: Any = None
     then: EndPlan | None = None
 
     def count(self, topic: str, records: int) -> int:

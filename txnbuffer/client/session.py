@@ -251,6 +251,19 @@ class ClientSession:
         self.check_call()
         return self._loop.create_future()
 
+    def withdraw_commit(
+        self, transaction: OpenTransaction, waiter: asyncio.Future[Any]
+    ) -> tuple[asyncio.Future[Any], bool]:
+        """Turn a commit whose `waiter` was cancelled into an abort; return a future for its end, and whether it aborts.
+
+        It does not if the commit was sent: then the future gets the answer to that.
+        """
+        answer = self._loop.create_future() if waiter.cancelled() else waiter
+        answer.add_done_callback(_retrieve)
+        withdrawn = self.core.transactions.withdraw_commit(transaction, answer)
+        self._deliver()
+        return answer, withdrawn
+
     async def wait_for_room(self) -> None:
         """Wait until the service accepts more records."""
         while not self.core.has_room:
@@ -466,6 +479,12 @@ class ClientSession:
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Mark the error of a future as seen, for which nobody may wait."""
+    if not future.cancelled():
+        future.exception()
 
 
 AWAY = 2.0

@@ -33,6 +33,7 @@ from txnbuffer.errors import (
     ForeignTransaction,
     LimitExceeded,
     NotVisible,
+    OutcomeUnknown,
     TransactionAborted,
     UnknownTransaction,
     UnregisteredTopic,
@@ -322,12 +323,17 @@ class Transactions:
         planned = any(not (plan.commit or plan.ready) for plan in plans)
         return planned or any(request.field == "aborts" for request in self._requests.unanswered.values())
 
-    def withdraw_commit(self, transaction: OpenTransaction) -> bool:
-        """Turn a commit that was not sent yet into an abort; False if it was sent."""
-        if transaction.then is None and not self._requests.withdraw(self._commit_of(transaction)):
-            return False
-        self.end(transaction, EndPlan(commit=False, waiter=None))
-        return True
+    def withdraw_commit(self, transaction: OpenTransaction, waiter: Waiter = None) -> bool:
+        """Turn a commit that was not sent yet into an abort; False if it was sent. `waiter` gets the answer to it."""
+        number, unanswered = self._commit_of(transaction), self._requests.unanswered
+        if transaction.then is not None or self._requests.withdraw(number):
+            self.end(transaction, EndPlan(commit=False, waiter=waiter))
+            return True
+        if number:
+            unanswered[number] = unanswered[number]._replace(waiter=waiter)
+        else:
+            self._results.append((waiter, transaction.answer or OutcomeUnknown(transaction.txn, "its answer was lost")))
+        return False
 
     def commit_sent(self, transaction: OpenTransaction) -> bool:
         """Whether a commit was sent and is not answered."""
@@ -370,6 +376,7 @@ class Transactions:
             reported = refusal(transaction, result)
         elif isinstance(result, TransactionAborted) and transaction.failure is not None:
             reported = transaction.failure  # why the service misses records
+        transaction.answer = reported
         self._results.append((request.waiter, reported))
         if isinstance(result, Error) and not isinstance(result, (TransactionAborted, NotVisible)):
             # The service rejected the commit, and may have left the transaction open.

@@ -280,7 +280,7 @@ class Transaction:
         self._positions: tuple[ConsumerPosition, ...] = ()
         self._lent = False
         self._committing = False
-        self._answer: asyncio.Future[None] | None = None  # to the commit that was requested
+        self._answer: asyncio.Future[Any] | None = None  # to the commit that was requested, or withdrawn
         self._partial = 0
         """How many calls of `send_rows` have sent some of their records."""
         self._whole: asyncio.Future[None] | None = None
@@ -330,8 +330,9 @@ class Transaction:
         answer = self._answer
         if answer is None or not answer.done() or answer.cancelled():
             return False
-        error = answer.exception()
-        return error is None or (error if isinstance(error, NotVisible | OutcomeUnknown) else False)
+        if (error := answer.exception()) is None:
+            return answer.result() is Outcome.COMMIT
+        return error if isinstance(error, NotVisible | OutcomeUnknown) else False
 
     @property
     def commit_sent(self) -> bool:
@@ -523,20 +524,29 @@ class Transaction:
         if wait_visible is not False:
             check_flag(wait_visible, "wait_visible")
         opened = self._open or self._begun()
-        session = self._session
-        session.check()
+        self._session.check()
         if opened.ending or self._committing:
             raise self._over(opened)
-        if self._partial:
-            await self._wait_whole(opened)
-        rest = (wait_visible, self._positions, branches)
-        if opened.sequence is None:
-            await self._commit(opened, *rest)
-        else:
-            await self._commit_number(opened, opened.sequence, *rest)
+        plan = (wait_visible, self._positions, branches)
+        self._committing = True
+        try:
+            if opened.sequence is None:
+                await self._commit(opened, *plan)
+            else:  # after the commits of its name that this client has begun before
+                async with self._client.names.committing(opened.txn, opened.sequence.name):
+                    await self._commit(opened, *plan)
+                    self._client.names.committed(opened.sequence)
+        except BaseException:
+            if not opened.ending:
+                self._session.end(opened, EndPlan(False, None))
+            raise
+        finally:
+            self._committing = False
 
     async def _commit(self, opened: OpenTransaction, *rest: Any) -> None:
         """Request the commit and wait for its answer; `rest`: that of the plan."""
+        if self._partial:
+            await self._wait_whole()
         session = self._session
         waiter = session.waiter()
         if opened.ending:
@@ -546,51 +556,36 @@ class Transaction:
         try:
             await waiter
         except asyncio.CancelledError as cancelled:
-            if not session.core.transactions.withdraw_commit(opened):
+            self._answer, withdrawn = session.withdraw_commit(opened, waiter)
+            if not withdrawn:
                 cancelled.add_note(f"transaction {opened.txn} may have committed: query its outcome")
             raise
         except Fenced as error:
             self._lost_name(error)
             raise
 
-    async def _commit_number(self, opened: OpenTransaction, sequence: ProducerSequence, *rest: Any) -> None:
-        """Commit a number, after the commits of its name that this client has begun before."""
-        names = self._client.names
-        self._committing = True
-        try:
-            async with names.committing(opened.txn, sequence.name):
-                await self._commit(opened, *rest)
-                names.committed(sequence)
-        except BaseException:
-            if not opened.ending:
-                self._session.end(opened, EndPlan(False, None))
-            raise
-        finally:
-            self._committing = False
-
-    async def _wait_whole(self, opened: OpenTransaction) -> None:
+    async def _wait_whole(self) -> None:
         """Wait until no call has sent only some of its records; calls that have sent none yet are rejected."""
-        self._committing, self._whole = True, asyncio.get_running_loop().create_future()
+        self._whole = asyncio.get_running_loop().create_future()
         try:
             await self._whole
-        except BaseException:
-            self._session.end(opened, EndPlan(False, None))
-            raise
         finally:
-            self._committing, self._whole = False, None
+            self._whole = None
 
     async def abort(self) -> None:
         """Abort; return when the abort is durable. Does nothing after another abort, or after a commit that failed.
 
-        Raises TransactionCommitted after a commit; waits for one that another task has requested. If that raised
-        NotVisible or OutcomeUnknown, raises it again.
+        Raises TransactionCommitted after a commit; waits for one that another task has requested, or whose call was
+        cancelled. If that raised NotVisible or OutcomeUnknown, raises it again.
         """
         self.check_can_end()
         opened = self._begun()
         session = self._session
         session.check()
-        if self._answer is not None:
-            await asyncio.wait([self._answer])
+        while (answer := self._answer) is not None:
+            await asyncio.wait([answer])
+            if answer is self._answer:  # else the commit was cancelled meanwhile
+                break
         if committed := self._committed:
             raise TransactionCommitted(opened.txn) if committed is True else committed
         if not opened.ending:
