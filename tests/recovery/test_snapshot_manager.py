@@ -161,7 +161,7 @@ def test_nothing_that_is_needed_is_trimmed():
     writer.plain(*"ijklmnopqrst")
     owner.pump()
     owner.snapshot(T)
-    (oldest,) = owner.buffer(T).ongoing
+    (oldest,) = owner.buffer(T).ongoing.values()
     assert owner.trim(T, 10**6) == oldest.before.ledger
     writer.commit(1)
     owner.pump()

@@ -190,7 +190,7 @@ class FailingCommit:
     """A transaction whose commit fails; `queued`: whether its session still has the commit to send."""
 
     def __init__(self, *, queued: bool) -> None:
-        requests = Requests()
+        requests = Requests(lambda: None)
         if queued:
             requests.ask("commits", lambda number: Commit(number, TXN, (), ()))
         self._session = SimpleNamespace(core=SimpleNamespace(requests=requests))
