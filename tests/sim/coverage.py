@@ -75,9 +75,7 @@ NOT_REACHED: dict[str, dict[str, str]] = {
         **_each("simulated processes don't fork", "UsedAfterFork"),
         **_each("services create topics", "TopicNotCreated"),
         **_each("nobody removes a cursor", "UnknownCursor"),
-        **_each(
-            "nobody asks for the deletion of a topic, or aborts after a commit", "TopicInUse", "TransactionCommitted"
-        ),
+        **_each("nobody asks for the deletion of a topic", "TopicInUse"),
         **_each("no reader has a deserializer", "UndecodableValue"),
         **_each("nobody deletes the decision log", "LogDeleted"),
         **_each("relays run without retention, and streams are told StreamTrimmed", "MutationsTrimmed"),

@@ -15,7 +15,7 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.streams import Rollback
 from txnbuffer.client.tokens import FileTokens
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import AlreadyCommitted, Fenced, NotVisible, TopicNotFound
+from txnbuffer.errors import AlreadyCommitted, Fenced, NotVisible, TopicNotFound, TransactionCommitted
 
 PADDING = b"." * 100
 """Makes the records of one send so large that it waits in the middle, where clients may send only few bytes ahead."""
@@ -34,6 +34,7 @@ class TaskWriter(Writer):
         while self.left > 0:
             self.left -= 1
             await self._commit_while_sending(client)
+            await self._cancel_a_commit(client)
             await asyncio.sleep(self._pause())
 
     async def _commit_number(self, client: Client, name: str) -> None:
@@ -114,6 +115,32 @@ class TaskWriter(Writer):
             await asyncio.sleep(PAUSE)
         else:
             self._ended(attempt, Fate.COMMITTED)
+
+    async def _cancel_a_commit(self, client: Client) -> None:
+        """Cancel a commit and abort: the abort says what became of the transaction."""
+        attempt = self.history.attempt(self.name)
+        topic, value = self.choose.choice(self.setting.topics), self._value()
+        try:
+            transaction = await client.transaction().begin()
+            attempt.txn = transaction.id
+            where = self._where(topic, value)
+            self.history.sent(attempt, topic, value, **where)
+            await transaction.send(topic, value, **where)
+            self.history.asked(attempt)
+            commit = asyncio.create_task(transaction.commit())
+            await asyncio.sleep(self.choose.choice((0.0, 0.001, 0.003, 0.1)))
+            commit.cancel()
+            await asyncio.gather(commit, return_exceptions=True)
+            await transaction.abort()
+        except (TransactionCommitted, NotVisible):
+            self._ended(attempt, Fate.COMMITTED)
+        except NOT_COMMITTED:
+            self._ended(attempt, Fate.ABORTED)
+        except Error as error:
+            self.log(f"{attempt} failed: {error!r:.300}")
+            await asyncio.sleep(PAUSE)
+        else:
+            self._ended(attempt, Fate.ABORTED)
 
     async def _send_values(self, transaction: Transaction, topic: str, values: list[bytes]) -> None:
         """Send records together, within a time that may be too short."""

@@ -27,6 +27,7 @@ from txnbuffer import (
     connect,
     dead_letter,
 )
+from txnbuffer.client.record_path import EndPlan, OpenTransaction
 from txnbuffer.errors import InvalidRequest, NotVisible, OutcomeUnknown, TransactionCommitted
 
 
@@ -119,14 +120,15 @@ def test_an_abort_after_a_commit_that_failed_hides_no_error() -> None:
             txn = await client.transaction().begin()
             await txn.send("orders", b"1")
 
-            async def fails(_: object) -> None:
-                txn._begun().ending = True
-                raise error
+            def fails(opened: OpenTransaction, plan: EndPlan) -> None:
+                opened.ending = True
+                plan.waiter.set_exception(error)
 
-            txn._session.result = fails  # type: ignore[method-assign]  # on purpose
+            session: Any = txn._session
+            end, session.end = session.end, fails
             with pytest.raises(type(error)):
                 await txn.commit()
-            del txn._session.result  # type: ignore[method-assign]  # on purpose
+            session.end = end
             try:
                 await txn.abort()
             finally:
