@@ -169,19 +169,22 @@ MAX_TOGETHER_BYTES = 64 * 1024 * 1024
 
 TogetherAppend: TypeAlias = tuple[Writer, Batch]
 """One of the appends of `AtomicBroker.append_together`."""
+TogetherResult: TypeAlias = list[Positions | Error] | Exception
+"""What became of them: the outcome of each, or why all of them failed."""
 
 
 @runtime_checkable
 class AtomicBroker(Protocol):
     """A broker that appends to several topics in one operation."""
 
-    def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
+    def append_together(self, appends: Sequence[TogetherAppend], done: Callable[[TogetherResult], None]) -> None:
         """Append to topics of this broker: after a crash all of it is there, or nothing. On disks it is one sync.
 
-        The future gives for each append its positions, or TopicNotFound for a topic that was deleted. It fails for all
-        of them as that of `Writer.append` does: if a writer is fenced or closed nothing was written. They may use the
-        reserve of the storage: ask `space_refusal` before. Appends are durable and become visible in the order of the
-        calls of this and of `Writer.append`; those to the same topic in their own order.
+        Calls `done` once, in any thread and maybe before this returns; it must neither block nor raise. Its result has
+        for each append its positions, or TopicNotFound for a topic that was deleted. All of them fail together as
+        `Writer.append` does: if a writer is fenced or closed nothing was written. They may use the reserve of the
+        storage: ask `space_refusal` before. Appends are durable, become visible and are done in the order of the calls
+        of this and of `Writer.append`; those to the same topic in their own order.
 
         Raises MessageTooLarge, also for more than MAX_TOGETHER_BYTES in several appends, and InvalidMessage, before
         anything is written.

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 from broker_io.batch import Batch
 from broker_io.compaction import (
@@ -37,7 +37,7 @@ from broker_io.errors import (
 )
 from broker_io.file import layout
 from broker_io.file.backup import write_backup
-from broker_io.file.commit import FileTopic, PendingBatch, PendingUnit
+from broker_io.file.commit import FileTopic, PendingBatch, PendingUnit, lone_unit
 from broker_io.file.compaction import Compaction, Compactor, ledgers_of
 from broker_io.file.compaction_tasks import LedgerTasks, adopted
 from broker_io.file.following import FollowingBroker
@@ -54,6 +54,7 @@ from broker_io.port import (
     BackupReport,
     Resource,
     TogetherAppend,
+    TogetherResult,
     check_compaction,
     check_data_topic,
     check_together,
@@ -107,7 +108,7 @@ class FileWriter(Resource):
     closed: bool = False
 
     def append(self, batch: Batch) -> Future[Positions]:
-        return self.broker._append([(self, batch)], alone=True)
+        return self.broker.append_alone((self, batch))
 
     def close(self) -> None:
         if not self.closed:
@@ -549,18 +550,24 @@ class FileBroker(ReadingBroker):
                     raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait longer")
                 self._queue.wait(min(missing, CHECK_SECONDS))
 
-    def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
+    def append_together(self, appends: Sequence[TogetherAppend], done: Callable[[TogetherResult], None]) -> None:
         """As `AtomicBroker` says."""
-        return self._append(appends, alone=False)
+        unit = PendingUnit([*map(self._pending, appends)], done)
+        if len(unit.appends) > 1:
+            check_together(unit.size)
+        self._append(unit, appends)
 
     def space_refusal(self) -> DiskWatermark | None:
         """As `AtomicBroker` says."""
         return self._log.space_refusal()
 
-    def _append(self, appends: Sequence[TogetherAppend], *, alone: bool) -> Future[Any]:
-        unit = PendingUnit([*map(self._pending, appends)], alone=alone)
-        if len(unit.appends) > 1:
-            check_together(unit.size)
+    def append_alone(self, append: TogetherAppend) -> Future[Positions]:
+        """As `Writer.append` says."""
+        unit, future = lone_unit(self._pending(append))
+        self._append(unit, [append])
+        return future
+
+    def _append(self, unit: PendingUnit, appends: Sequence[TogetherAppend]) -> None:
         try:
             with self._queue:
                 while True:
@@ -573,13 +580,12 @@ class FileBroker(ReadingBroker):
                 if self._idle:
                     self._queue.notify_all()
         except (Closed, Fenced) as error:
-            unit.future.set_exception(error)
-            return unit.future
+            unit.complete(error)
+            return
         if self._committer is None:
             with self._work:
                 self._flush()
             self._notify()
-        return unit.future
 
     def _pending(self, append: TogetherAppend) -> PendingBatch:
         """Raises MessageTooLarge, InvalidMessage, and CallerError for a writer of another broker."""

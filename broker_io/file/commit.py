@@ -7,10 +7,11 @@ below half of it, so that transactions whose records were refused can still end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,11 +22,12 @@ from broker_io.errors import DiskWatermark, Error, TopicNotFound
 from broker_io.file.layout import MIB, LedgerEntry, TopicEntry
 from broker_io.file.operations import AppendBlocks
 from broker_io.file.segment import Segment
-from broker_io.port import MAX_PROPERTIES, OWN_PREFIX, check_batch
+from broker_io.port import MAX_PROPERTIES, OWN_PREFIX, TogetherResult, check_batch
 from broker_io.position import Positions
 from broker_io.replication.numbers import Change, NumberedOperation
 from broker_io.replication.records import Mark
 
+LOG = logging.getLogger(__name__)
 BLOCK_BYTES = 1024 * 1024
 """Target size of a block; one message may be larger."""
 MAX_BLOCK_MESSAGES = 65_536
@@ -64,42 +66,58 @@ class PendingBatch:
 
 
 class PendingUnit:
-    """Appends that one operation writes, all or nothing. `alone`: the future is that of its only append.
+    """Appends that one operation writes, all or nothing; `done` is called once with their result.
 
-    Others may use the reserve below the watermark: their caller has asked for space before.
+    Those that are not `alone` may use the reserve below the watermark: their caller has asked for space before.
     """
 
-    __slots__ = ("alone", "appends", "future", "size")
+    __slots__ = ("_done", "alone", "appends", "completed", "size")
 
-    def __init__(self, appends: Sequence[PendingBatch], *, alone: bool = False) -> None:
+    def __init__(
+        self, appends: Sequence[PendingBatch], done: Callable[[TogetherResult], None], *, alone: bool = False
+    ) -> None:
         self.appends = appends
         self.alone = alone
+        self.completed = False
         self.size = 0
         for append in appends:
             self.size += append.size
-        self.future: Future[Any] = Future()
-        self.future.set_running_or_notify_cancel()
+        self._done = done
 
     @property
     def reserved(self) -> bool:
         """Whether it may use the reserve: the service's own topics may always."""
         return not self.alone or self.appends[0].topic.entry.name.startswith(OWN_PREFIX)
 
-    def complete(self) -> None:
-        """Resolve the future by the outcomes of all appends."""
-        if not self.alone:
-            self.future.set_result([append.outcome for append in self.appends])
-        elif isinstance(outcome := self.appends[0].outcome, Error):
-            self.future.set_exception(outcome)
+    def complete(self, error: Exception | None = None) -> None:
+        """Report the outcomes of all appends, or the error of all; what `done` raises does not stop the log."""
+        self.completed = True
+        try:
+            self._done(error or [append.outcome for append in self.appends if append.outcome is not None])
+        except Exception:
+            LOG.exception("the result of an append was not taken")
+
+
+def lone_unit(append: PendingBatch) -> tuple[PendingUnit, Future[Positions]]:
+    """A unit of one append, and the future of its positions."""
+    future: Future[Positions] = Future()
+    future.set_running_or_notify_cancel()  # it can't be cancelled
+
+    def done(result: TogetherResult) -> None:
+        outcome = result[0] if isinstance(result, list) else result
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
         else:
-            self.future.set_result(outcome)
+            future.set_result(outcome)
+
+    return PendingUnit([append], done, alone=True), future
 
 
-def fail_units(units: Iterable[PendingUnit], error: BaseException) -> None:
+def fail_units(units: Iterable[PendingUnit], error: Exception) -> None:
     """Fail those units that are not completed."""
     for unit in units:
-        if not unit.future.done():
-            unit.future.set_exception(error)
+        if not unit.completed:
+            unit.complete(error)
 
 
 BYTES_BETWEEN = 16 * MIB
@@ -156,7 +174,7 @@ def admitted(units: Iterable[PendingUnit], watermark: Watermark) -> list[Pending
         if decided:
             unit.complete()
         elif watermark.is_crossed and (refusal := watermark.refusal(reserved=unit.reserved)) is not None:
-            unit.future.set_exception(refusal)
+            unit.complete(refusal)
         else:
             left.append(unit)
     return left

@@ -46,6 +46,7 @@ from broker_io.file.commit import (
     Watermark,
     admitted,
     fail_units,
+    lone_unit,
     plan_commits,
 )
 from broker_io.file.damage import DamageRecord
@@ -464,16 +465,17 @@ class FileLog:
     def submit(self, topic: FileTopic, batch: Batch) -> Future[Positions]:
         """Queue a batch for the next flush. Raises MessageTooLarge or InvalidMessage."""
         append = PendingBatch.checked(topic, batch, self._options.max_message_bytes)
-        return self.submit_unit(PendingUnit([append], alone=True))
+        unit, future = lone_unit(append)
+        self.submit_unit(unit)
+        return future
 
-    def submit_unit(self, unit: PendingUnit) -> Future[Any]:
+    def submit_unit(self, unit: PendingUnit) -> None:
         """Queue a unit, whose batches are checked, for the next flush."""
         if self.failure is not None:
-            unit.future.set_exception(self.failure)
+            unit.complete(self.failure)
         else:
             self.pending.append(unit)
             self.pending_bytes += unit.size + APPEND_BYTES * len(unit.appends)
-        return unit.future
 
     def take(self) -> list[PendingUnit]:
         """Take the units of the next flush, oldest first."""
@@ -500,7 +502,7 @@ class FileLog:
             self.commit(self.take())
 
     def commit(self, taken: list[PendingUnit]) -> None:
-        """Write units durably and acknowledge them; every future is done when this returns or raises."""
+        """Write units durably and acknowledge them; every one is completed when this returns or raises."""
         try:
             self._commit(taken)
         except BaseException as error:

@@ -25,6 +25,7 @@ from broker_io.errors import (
     PositionTrimmed,
     StillHeld,
     TopicNotFound,
+    as_error,
 )
 from broker_io.memory.faults import AppendFault, Faults, Held
 from broker_io.memory.topic import TopicLog
@@ -35,6 +36,7 @@ from broker_io.port import (
     Ledger,
     Resource,
     TogetherAppend,
+    TogetherResult,
     check_batch,
     check_compaction,
     check_together,
@@ -354,14 +356,15 @@ class MemoryBroker(Resource):
             writers.append(writer)
             return writer
 
-    def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
+    def append_together(self, appends: Sequence[TogetherAppend], done: Callable[[TogetherResult], None]) -> None:
         """As `AtomicBroker` says."""
         ours = []
         for writer, batch in appends:
             if not isinstance(writer, MemoryWriter) or writer.connection is not self._connection:
                 raise CallerError(f"{writer!r} is not a writer of this broker: open one with it")
             ours.append((writer, batch))
-        return self._connection.append(ours, alone=False)
+        future = self._connection.append(ours, alone=False)
+        future.add_done_callback(lambda _: done(as_error(error) if (error := future.exception()) else future.result()))
 
     def space_refusal(self) -> None:
         """As `AtomicBroker` says: memory has no watermark."""

@@ -1,7 +1,6 @@
 """The contract for the embedded log in its forms, and for a process that follows the log of another one."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -9,10 +8,10 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from broker_io.environment import Environment
-from broker_io.errors import DiskWatermark, Error
+from broker_io.errors import DiskWatermark
 from broker_io.file.broker import FileBroker
-from broker_io.port import Broker, Ledger, Reader, TogetherAppend, Writer
-from broker_io.position import EARLIEST, Position, Positions
+from broker_io.port import Broker, Ledger, Reader, TogetherAppend, TogetherResult, Writer
+from broker_io.position import EARLIEST, Position
 from broker_io.testing import SimulatedDisk
 from broker_io.testing.contract import AtomicContract, BrokerContract
 
@@ -106,8 +105,8 @@ class OwnerAndFollower:
     def space_refusal(self) -> DiskWatermark | None:
         return self.owner.space_refusal()
 
-    def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
-        return self.owner.append_together(appends)
+    def append_together(self, appends: Sequence[TogetherAppend], done: Callable[[TogetherResult], None]) -> None:
+        self.owner.append_together(appends, done)
 
     def reader(
         self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False

@@ -22,6 +22,7 @@ from broker_io.file.layout import journal_path
 from broker_io.file.operations import decode_operations
 from broker_io.position import Positions
 from broker_io.testing import Crash, SimulatedClock, SimulatedDisk, Unsynced
+from broker_io.testing.contract.together import append_together
 
 TOPICS = ["a", "b", "c"]
 Contents = dict[str, list[bytes | None]]
@@ -44,7 +45,7 @@ def writers(broker: FileBroker) -> list[FileWriter]:
 
 def together(broker: FileBroker, text: str) -> Future[list[Positions | Error]]:
     """Append to all topics."""
-    return broker.append_together([(writer, batch(text, text)) for writer in writers(broker)])
+    return append_together(broker, [(writer, batch(text, text)) for writer in writers(broker)])
 
 
 def values(broker: FileBroker) -> Contents:
@@ -128,7 +129,7 @@ def test_a_failed_write_or_sync_fails_the_unit_and_leaves_all_or_nothing(error: 
         together(broker, "x").result(0)
         opened = writers(broker)
         disk.fail_at(operation, error, written=100)
-        future = broker.append_together([(writer, batch("y", "y")) for writer in opened])
+        future = append_together(broker, [(writer, batch("y", "y")) for writer in opened])
         assert type(future.exception(0)) is (DiskFull if error == errno.ENOSPC else DiskFailed)
         assert isinstance(together(broker, "z").exception(0), DiskFailed)
         with open_log(disk.kill()) as again:
@@ -139,11 +140,11 @@ def test_a_flush_never_takes_a_part_of_a_unit(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(log_module, "FLUSH_BYTES", 1)
     broker = begun(SimulatedDisk(), journal_bytes=1_000_000, segment_bytes=1_000_000)
     log, opened = broker._log, writers(broker)
-    futures = []
+    results: list[object] = []
     for number in range(5):
         unit = [broker._pending((writer, batch(str(number)))) for writer in opened]
-        futures.append(log.submit_unit(log_module.PendingUnit(unit)))
-        futures.append(log.submit(opened[0].topic, batch("alone")))
+        log.submit_unit(log_module.PendingUnit(unit, results.append))
+        log.submit(opened[0].topic, batch("alone")).add_done_callback(results.append)
     taken = [[len(unit.appends) for unit in log.take()] for _ in range(4)]
     assert taken == [[3], [1], [3], [1]]
     assert log.pending_bytes > 0
@@ -152,14 +153,15 @@ def test_a_flush_never_takes_a_part_of_a_unit(monkeypatch: pytest.MonkeyPatch) -
     assert log.pending_bytes == 0
     records = [decode_operations(record.content) for record in log.journal.read(end, log.journal.end.lsn)]
     assert [len(operations) for operations in records] == [3, 1] * 3
-    assert [future.done() for future in futures] == [False] * 4 + [True] * 6
+    assert len(results) == 6
 
 
 def test_units_up_to_the_limit_share_a_flush() -> None:
     broker = begun(SimulatedDisk())
     log, opened = broker._log, writers(broker)
     for number in range(5):
-        log.submit_unit(log_module.PendingUnit([broker._pending((each, batch(str(number)))) for each in opened]))
+        unit = [broker._pending((each, batch(str(number)))) for each in opened]
+        log.submit_unit(log_module.PendingUnit(unit, lambda _: None))
     end = log.journal.end.lsn
     log.flush()
     assert log.journal.end.lsn == end + 1
@@ -173,7 +175,7 @@ def test_a_unit_may_use_the_reserve_below_the_watermark() -> None:
 
     def append() -> tuple[DiskWatermark | None, BaseException | None, BaseException | None]:
         alone = opened[0].append(batch("row"))
-        unit = broker.append_together([(writer, batch("x", "x")) for writer in opened])
+        unit = append_together(broker, [(writer, batch("x", "x")) for writer in opened])
         return broker.space_refusal(), alone.exception(0), unit.exception(0)
 
     assert append() == (None, None, None)
@@ -197,13 +199,15 @@ def test_a_batch_that_cannot_be_encoded_fails_its_unit_alone() -> None:
     column = Labels(np.array([0], np.int32), ("\ud800",))
     broken = Batch(batch("y").keys, batch("y").values, {"n": column})
     whole = [broker._pending((writer, batch("x"))) for writer in opened]
-    first = log.submit_unit(log_module.PendingUnit(whole[:1]))
+    results: list[Any] = []
+    log.submit_unit(log_module.PendingUnit(whole[:1], results.append))
     unit = [*whole[1:2], log_module.PendingBatch(opened[2].topic, broken, 1, 1, None)]
-    second = log.submit_unit(log_module.PendingUnit(unit))
+    log.submit_unit(log_module.PendingUnit(unit, results.append))
     third = log.submit(opened[1].topic, batch("z"))
     log.flush()
-    assert isinstance(second.exception(0), UnicodeEncodeError)
-    assert len(first.result(0)) == len(third.result(0)) == 1
+    failure, (positions,) = results  # the broken one fails when its blocks are made
+    assert isinstance(failure, UnicodeEncodeError)
+    assert len(positions) == len(third.result(0)) == 1
     assert values(broker) == {"a": [b"x"], "b": [b"z"], "c": []}
     broker.close()
 
@@ -212,12 +216,27 @@ def test_units_of_many_threads_stay_whole() -> None:
     with begun(SimulatedDisk(), committer=True) as broker:
         opened = writers(broker)
         futures = [
-            broker.append_together([(writer, batch(f"{number:03}")) for writer in opened]) for number in range(200)
+            append_together(broker, [(writer, batch(f"{number:03}")) for writer in opened]) for number in range(200)
         ]
         for future in futures:
             assert all(isinstance(outcome, Positions) for outcome in future.result(60))
         wanted: list[bytes | None] = [b"%03d" % number for number in range(200)]
         assert values(broker) == dict.fromkeys(TOPICS, wanted)
+
+
+@pytest.mark.parametrize("committer", [False, True])
+def test_a_result_that_its_caller_does_not_take_stops_nothing(
+    committer: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("the loop is closed")
+
+    with begun(SimulatedDisk(), committer=committer) as broker:
+        opened = writers(broker)
+        broker.append_together([(opened[0], batch("x"))], refuse)
+        append_together(broker, [(opened[0], batch("y"))]).result(60)
+        assert values(broker)["a"] == [b"x", b"y"]
+    assert "the loop is closed" in caplog.text
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
@@ -229,13 +248,14 @@ def test_a_unit_of_one_topic_costs_few_calls(tmp_path: Path, rows: int) -> None:
     records = [Message(b"k", b"v", {"tb.v": "1", "tb.txn": "0:1", "tb.seq": str(n)}) for n in range(rows)]
     marked = Batch.of([*records, Message(None, b"marker", {"tb.v": "1", "tb.marker": "1"})])
     calls: Counter[str] = Counter()
+    results: list[Any] = []
 
     def count(frame: FrameType, event: str, _: object) -> None:
         name = f"{Path(frame.f_code.co_filename).name} {frame.f_code.co_qualname}"
         calls[name] += event == "call" and not name.endswith("comp>")  # later versions of Python make no call for these
 
     for _ in range(3):  # the first ones open files
-        unit = log_module.PendingUnit([broker._pending((writer, marked))])
+        unit = log_module.PendingUnit([broker._pending((writer, marked))], results.append)
         calls.clear()
         sys.setprofile(count)
         try:
@@ -243,6 +263,6 @@ def test_a_unit_of_one_topic_costs_few_calls(tmp_path: Path, rows: int) -> None:
             log.commit(log.take())
         finally:
             sys.setprofile(None)
-    assert len(unit.future.result(0)[0]) == rows + 1
+    assert [len(positions) for positions in results[-1]] == [rows + 1]
     broker.close()
     assert calls.total() <= 60, sorted(calls.items())

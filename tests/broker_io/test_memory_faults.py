@@ -10,6 +10,7 @@ from broker_io.errors import Closed, Damaged, DiskFailed, DiskWatermark, Error, 
 from broker_io.memory import MemoryBroker, MemoryWriter, open_memory
 from broker_io.position import Positions
 from broker_io.testing import SimulatedClock
+from broker_io.testing.contract.together import append_together
 
 
 @pytest.fixture
@@ -267,7 +268,7 @@ def test_appends_during_a_release_follow_the_held_ones(broker: MemoryBroker) -> 
 
 
 def together(broker: MemoryBroker, text: str, *writers: MemoryWriter) -> Future[list[Positions | Error]]:
-    return broker.append_together([(writer, batch(text)) for writer in writers])
+    return append_together(broker, [(writer, batch(text)) for writer in writers])
 
 
 @pytest.mark.parametrize("topic", ["t", "other"])

@@ -14,6 +14,7 @@ from source_tree import ROOT
 
 from broker_io import open_broker
 from broker_io.errors import DiskFailed
+from broker_io.file.commit import fail_units
 from broker_io.file.log import FileLog
 from txnbuffer import Client, SyncClient, connect
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
@@ -129,8 +130,7 @@ def test_first_request_raises_what_prevents_its_start_and_the_next_one_tries_aga
 
 
 def failing(log: FileLog, taken: list[Any]) -> None:
-    for append in taken:
-        append.future.set_exception(DiskFailed("no space"))
+    fail_units(taken, DiskFailed("no space"))
 
 
 KILLED = """

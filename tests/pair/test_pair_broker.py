@@ -31,6 +31,7 @@ from broker_io.port import AtomicBroker, ReplicatedBroker
 from broker_io.position import EARLIEST, Positions
 from broker_io.replication.numbers import Change, NumberedOperation
 from broker_io.testing.contract.base import eventually as until
+from broker_io.testing.contract.together import append_together
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_appends_to_several_topics_are_one_record_of_both_members(pair: BrokerPa
     writers = [a.writer(topic, exclusive=True) for topic in ("orders", "stock")]
     until(pair.same)
     end = a.log.journal.end.lsn
-    for outcome in a.append_together([(writer, Batch.of([Message(None, b"x")])) for writer in writers]).result(60):
+    for outcome in append_together(a, [(writer, Batch.of([Message(None, b"x")])) for writer in writers]).result(60):
         assert isinstance(outcome, Positions)
     until(pair.same)
     (record,) = b.log.journal.read(end, b.log.journal.end.lsn)
@@ -87,7 +88,7 @@ def test_appends_to_several_topics_are_one_record_of_both_members(pair: BrokerPa
     assert contents(b, "orders") == contents(b, "stock") == ["x"]
     a.switch()
     with pytest.raises(Fenced):
-        a.append_together([(writer, Batch.of([Message()])) for writer in writers]).result(60)
+        append_together(a, [(writer, Batch.of([Message()])) for writer in writers]).result(60)
 
 
 def test_backup_refuses_changes(pair: BrokerPair) -> None:

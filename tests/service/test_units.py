@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,8 +13,7 @@ from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 from broker_io.batch import Batch, Message
 from broker_io.errors import DiskWatermark, Error
 from broker_io.memory import MemoryBroker
-from broker_io.port import TogetherAppend
-from broker_io.position import Positions
+from broker_io.port import TogetherAppend, TogetherResult
 from txnbuffer import Outcome, TxnId
 from txnbuffer.coordinator.messages import Commit, ProducerSequence
 from txnbuffer.errors import TransactionAborted
@@ -36,16 +34,15 @@ class Watched(MemoryBroker):
         self.units: list[dict[str, int]] = []
         self.full: DiskWatermark | None = None
 
-    def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
+    def append_together(self, appends: Sequence[TogetherAppend], done: Callable[[TogetherResult], None]) -> None:
         unit: Counter[str] = Counter()
         for writer, batch in appends:
             unit[writer.topic] += len(batch)  # type: ignore[attr-defined]  # of the broker in memory
         self.units.append(dict(unit))
         if self.full is not None:
-            refused: Future[list[Positions | Error]] = Future()
-            refused.set_exception(self.full)
-            return refused
-        return super().append_together(appends)
+            done(self.full)
+        else:
+            super().append_together(appends, done)
 
 
 @asynccontextmanager

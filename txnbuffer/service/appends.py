@@ -34,7 +34,7 @@ from broker_io.errors import (
     TopicNotFound,
     as_error,
 )
-from broker_io.port import MAX_PROPERTIES, AtomicBroker, Writer
+from broker_io.port import MAX_PROPERTIES, AtomicBroker, TogetherResult, Writer
 from broker_io.position import Position, Positions
 from broker_io.waits import Wait
 from txnbuffer.errors import UnregisteredTopic
@@ -249,7 +249,7 @@ class Appends(ABC):
         while topic.waiting:
             self._failed(topic.waiting.popleft(), error)
 
-    def _on_done(self, _: object) -> None:
+    def _on_done(self) -> None:
         """Schedule a turn; called in the thread that completed an append."""
         if not self._woken:
             self._woken = True
@@ -358,7 +358,7 @@ class TopicAppends(Appends):
 
     def _on_append(self, flight: AppendInFlight, future: Future[Positions]) -> None:
         self._completed.append((flight, future))
-        self._on_done(future)
+        self._on_done()
 
 
 UNIT_BYTES = 1024 * 1024
@@ -376,7 +376,6 @@ class Unit(NamedTuple):
 
     number: int
     flights: list[AppendInFlight]
-    future: Future[list[Positions | Error]]
 
 
 class UnitAppends(Appends):
@@ -404,8 +403,8 @@ class UnitAppends(Appends):
         self._decisions = decisions
         self._unit: Unit | None = None
         """The unit in flight: one at a time, so that none is written that follows a refused one."""
-        self._done = False
-        """Whether the future of the unit in flight is done."""
+        self._result: TogetherResult | None = None
+        """What became of the unit in flight, once that is known."""
         self._again: Unit | None = None
         """The unit that was refused."""
         self._refused_by: Error | None = None
@@ -455,11 +454,10 @@ class UnitAppends(Appends):
         if self._unit is not None or self._paused:
             return
         if self._again is not None:
-            number, flights, _ = self._again
-            self._again = None
-            self._submit(number, flights)
+            unit, self._again = self._again, None
+            self._submit(unit)
         elif self._ready and (flights := self._formed()):
-            self._submit(self.number, flights)
+            self._submit(Unit(self.number, flights))
             self.number += 1
 
     def _formed(self) -> list[AppendInFlight]:
@@ -481,35 +479,33 @@ class UnitAppends(Appends):
             topic.backlog = topic.backlog and bool(topic.waiting)
         return flights
 
-    def _submit(self, number: int, flights: list[AppendInFlight]) -> None:
+    def _submit(self, unit: Unit) -> None:
+        self._unit = unit
         try:
-            future = self._broker.append_together([(_writer(flight.topic), flight.batch) for flight in flights])
+            self._broker.append_together(
+                [(_writer(flight.topic), flight.batch) for flight in unit.flights], self._on_unit
+            )
         except Error as error:
-            future = Future()
-            future.set_exception(error)
-        self._unit = Unit(number, flights, future)
-        future.add_done_callback(self._on_unit)
+            self._on_unit(error)
 
-    def _on_unit(self, future: Future[list[Positions | Error]]) -> None:
-        self._done = True
-        self._on_done(future)
+    def _on_unit(self, result: TogetherResult) -> None:
+        self._result = result
+        self._on_done()
 
     def complete(self) -> None:
         """Report the unit in flight if it is durable, or was refused."""
         self._woken = False
-        unit = self._unit
-        if unit is None or not self._done:
+        unit, result = self._unit, self._result
+        if unit is None or result is None:
             return
-        self._unit, self._done = None, False
-        try:
-            results = unit.future.result()
-        except REFUSALS as error:
-            self._refused(unit, error)
-        except Exception as error:
-            self._failed_unit(unit.flights, as_error(error))
-        else:
+        self._unit = self._result = None
+        if isinstance(result, list):
             self.durable = unit.number
-            self._durable_unit(unit.flights, results)
+            self._durable_unit(unit.flights, result)
+        elif isinstance(result, REFUSALS):
+            self._refused(unit, result)
+        else:
+            self._failed_unit(unit.flights, as_error(result))
 
     def _durable_unit(self, flights: list[AppendInFlight], results: list[Positions | Error]) -> None:
         if self._wait is not None:

@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import CallerError, Closed, Fenced, InvalidMessage, MessageTooLarge, TopicNotFound
-from broker_io.port import MAX_TOGETHER_BYTES, AtomicBroker, Broker, TogetherAppend, Writer
+from broker_io.errors import CallerError, Closed, Error, Fenced, InvalidMessage, MessageTooLarge, TopicNotFound
+from broker_io.port import MAX_TOGETHER_BYTES, AtomicBroker, Broker, TogetherAppend, TogetherResult, Writer
 from broker_io.position import Positions
 from broker_io.testing.contract.base import (
     WAIT_SECONDS,
@@ -28,6 +28,21 @@ from broker_io.testing.contract.base import (
 
 def batch(*texts: str) -> Batch:
     return Batch.of([Message(b"k", text.encode()) for text in texts])
+
+
+def append_together(broker: Broker, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
+    """Append, with the result in a future, which checks that there is only one."""
+    assert isinstance(broker, AtomicBroker)
+    future: Future[list[Positions | Error]] = Future()
+
+    def done(result: TogetherResult) -> None:
+        if isinstance(result, list):
+            future.set_result(result)
+        else:
+            future.set_exception(result)
+
+    broker.append_together(appends, done)
+    return future
 
 
 class AtomicContract(Base):
@@ -46,8 +61,7 @@ class AtomicContract(Base):
 
     def together(self, broker: Broker, *appends: TogetherAppend) -> list[Positions]:
         """Append and return the positions."""
-        assert isinstance(broker, AtomicBroker)
-        outcomes = broker.append_together(appends).result(WAIT_SECONDS)
+        outcomes = append_together(broker, appends).result(WAIT_SECONDS)
         assert len(outcomes) == len(appends)
         found = [outcome for outcome in outcomes if isinstance(outcome, Positions)]
         assert len(found) == len(outcomes), outcomes
@@ -69,14 +83,13 @@ class AtomicContract(Base):
     def test_appends_together_and_alone_keep_their_order(
         self, broker: Broker, topics: list[str], writers: list[Writer]
     ) -> None:
-        assert isinstance(broker, AtomicBroker)
         first, second, _ = writers
         done: list[object] = []
         futures: list[Future[Any]] = []
         for number in range(0, 90, 3):
             alone, both, after = (batch(f"{number + n:02}") for n in range(3))
             one, two = (first, both), (second, both)
-            futures += [first.append(alone), broker.append_together([one, two]), second.append(after)]
+            futures += [first.append(alone), append_together(broker, [one, two]), second.append(after)]
             for future in futures[-3:]:
                 future.add_done_callback(done.append)
         for future in futures:
@@ -104,9 +117,8 @@ class AtomicContract(Base):
     def test_only_the_append_to_a_deleted_topic_is_refused(
         self, broker: Broker, topics: list[str], writers: list[Writer]
     ) -> None:
-        assert isinstance(broker, AtomicBroker)
         broker.delete_topic(topics[1])
-        future = broker.append_together([(writer, batch("a", "b")) for writer in writers])
+        future = append_together(broker, [(writer, batch("a", "b")) for writer in writers])
         first, gone, third = future.result(WAIT_SECONDS)
         assert isinstance(gone, TopicNotFound)
         assert topics[1] in str(gone)
@@ -117,25 +129,23 @@ class AtomicContract(Base):
     def test_nothing_is_written_with_a_message_over_the_limit(
         self, broker: Broker, topics: list[str], writers: list[Writer]
     ) -> None:
-        assert isinstance(broker, AtomicBroker)
         large = Batch.of([Message(None, bytes(self.max_message_bytes + 1))])
         small = batch("a")
         with pytest.raises(MessageTooLarge):
-            broker.append_together([(writers[0], small), (writers[1], large)])
+            append_together(broker, [(writers[0], small), (writers[1], large)])
         torn = Batch(small.keys, Batch.of(numbered(2)).values)
         with pytest.raises(InvalidMessage):
-            broker.append_together([(writers[0], small), (writers[1], torn)])
+            append_together(broker, [(writers[0], small), (writers[1], torn)])
         assert put(writers[0], numbered(1))
         assert self.contents(broker, topics) == [b"value-0", b"", b""]
 
     def test_nothing_is_written_of_more_than_fits(
         self, broker: Broker, topics: list[str], writers: list[Writer]
     ) -> None:
-        assert isinstance(broker, AtomicBroker)
         value = bytes(min(self.max_message_bytes, 1024 * 1024) - 1000)
         large = Batch.of([Message(None, value)] * (MAX_TOGETHER_BYTES // len(value) + 1))
         with pytest.raises(MessageTooLarge, match=str(MAX_TOGETHER_BYTES)):
-            broker.append_together([(writers[0], batch("a")), (writers[1], large)])
+            append_together(broker, [(writers[0], batch("a")), (writers[1], large)])
         assert self.contents(broker, topics) == [b"", b"", b""]
         (positions,) = self.together(broker, (writers[1], large))
         assert len(positions) == len(large)
@@ -143,9 +153,8 @@ class AtomicContract(Base):
     def test_nothing_is_written_by_a_closed_writer(
         self, broker: Broker, topics: list[str], writers: list[Writer]
     ) -> None:
-        assert isinstance(broker, AtomicBroker)
         writers[1].close()
-        future = broker.append_together([(writer, batch("a")) for writer in writers])
+        future = append_together(broker, [(writer, batch("a")) for writer in writers])
         with pytest.raises(Closed):
             future.result(WAIT_SECONDS)
         assert self.contents(broker, topics) == [b"", b"", b""]
@@ -153,9 +162,8 @@ class AtomicContract(Base):
     def test_nothing_is_written_by_a_fenced_writer(
         self, broker: Broker, topics: list[str], writers: list[Writer]
     ) -> None:
-        assert isinstance(broker, AtomicBroker)
         with broker.writer(topics[2], exclusive=True) as newer:
-            future = broker.append_together([(writer, batch("a")) for writer in writers])
+            future = append_together(broker, [(writer, batch("a")) for writer in writers])
             with pytest.raises(Fenced):
                 future.result(WAIT_SECONDS)
             self.together(broker, (writers[0], batch("b")), (newer, batch("c")))
@@ -169,9 +177,8 @@ class AtomicContract(Base):
             def close(self) -> None:
                 return None
 
-        assert isinstance(broker, AtomicBroker)
         with pytest.raises(CallerError, match="Other"):
-            broker.append_together([(writers[0], batch("a")), (Other(), batch("a"))])
+            append_together(broker, [(writers[0], batch("a")), (Other(), batch("a"))])
         assert self.contents(broker, topics) == [b"", b"", b""]
 
     def test_all_topics_have_what_was_acknowledged_after_a_restart(
