@@ -66,7 +66,7 @@ from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Blobs, Labels, Numbers, PropertyColumn, concat_columns
 from broker_io.errors import UnsupportedFormat
-from broker_io.position import Int64s
+from broker_io.position import Int64s, maker
 
 MAGIC = b"TXBK"
 VERSION = 1
@@ -123,6 +123,9 @@ class EncodedBlock(NamedTuple):
     rows: int
     first_entry: int
     publish_time: int
+
+
+as_encoded = maker(EncodedBlock)
 
 
 class RawBlock(NamedTuple):
@@ -190,7 +193,7 @@ def encode_block(
     )
     head = fields + _CRC.pack(google_crc32c.value(fields))
     chunks = [head + part + _PADDING[-len(part) % 8], values + _PADDING[-len(values) % 8]]
-    return EncodedBlock(chunks, len(chunks[0]) + len(chunks[1]), count, first_entry, publish_time)
+    return as_encoded((chunks, len(chunks[0]) + len(chunks[1]), count, first_entry, publish_time))
 
 
 def _compressed(part: bytes, flag: int) -> tuple[bytes, int]:

@@ -27,7 +27,7 @@ class TxnId(NamedTuple):
     least: int
 
     def __str__(self) -> str:
-        return f"{self.most}:{self.least}"
+        return txn_text(self)
 
     @classmethod
     def parse(cls, text: str) -> TxnId:
@@ -42,6 +42,8 @@ class TxnId(NamedTuple):
 
 
 as_txn_id = maker(TxnId)
+txn_text = "%d:%d".__mod__
+"""The text of an id: in C."""
 
 
 class Outcome(enum.IntEnum):

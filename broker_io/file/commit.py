@@ -23,8 +23,8 @@ from broker_io.file.layout import MIB, LedgerEntry, TopicEntry
 from broker_io.file.operations import AppendBlocks
 from broker_io.file.segment import Segment
 from broker_io.port import MAX_PROPERTIES, OWN_PREFIX, TogetherResult, check_batch
-from broker_io.position import Positions
-from broker_io.replication.numbers import Change, NumberedOperation
+from broker_io.position import Positions, maker
+from broker_io.replication.numbers import Change, NumberedOperation, as_operation
 from broker_io.replication.records import Mark
 
 LOG = logging.getLogger(__name__)
@@ -214,6 +214,9 @@ class LedgerCommit(NamedTuple):
     answers: list[tuple[PendingBatch, Positions]]
 
 
+as_commit = maker(LedgerCommit)
+
+
 def plan_commits(
     units: Iterable[PendingUnit], now_ms: int, seed: int, compress: bool
 ) -> tuple[list[PendingUnit], list[LedgerCommit]]:
@@ -258,9 +261,9 @@ def build_commit(topic: FileTopic, appends: list[PendingBatch], now_ms: int, see
         answers.append((append, Positions.consecutive(ledger.ledger, start, append.rows, time_ms)))
         start += append.rows
     body = AppendBlocks(ledger.ledger, ledger.generation, ledger.bytes, offset - ledger.bytes, chunks)
-    operation = NumberedOperation(Change.APPEND, entry.number, entry.operations + 1, 0, body)
+    operation = as_operation((Change.APPEND, entry.number, entry.operations + 1, 0, body))
     after = ledger.grown(first - ledger.entries, body.length, time_ms, time_ms)
-    return LedgerCommit(topic, operation, body, blocks, after, answers)
+    return as_commit((topic, operation, body, blocks, after, answers))
 
 
 def _in_block_sizes(appends: list[PendingBatch]) -> Iterator[Batch]:

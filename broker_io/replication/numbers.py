@@ -21,6 +21,7 @@ from itertools import islice
 from typing import NamedTuple, Self
 
 from broker_io.errors import StorageError
+from broker_io.position import maker
 
 
 class Change(enum.IntEnum):
@@ -48,6 +49,9 @@ class NumberedOperation(NamedTuple):
     number: int
     manifest: int
     body: object
+
+
+as_operation = maker(NumberedOperation)
 
 
 @dataclass

@@ -141,7 +141,7 @@ class Client(BaseClient):
         sequence = None
         if name is not None:
             sequence = check_name(name, "a producer"), check_number(number)
-        return Transaction(self, sequence, check_timeout(timeout))
+        return Transaction(self, sequence, None if timeout is None else check_timeout(timeout))
 
     async def run(
         self,

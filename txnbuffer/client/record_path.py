@@ -18,10 +18,11 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 
 from broker_io.batch import ROW_BYTES, Batch, Blobs, Labels, Numbers, PropertyColumn, property_column
+from broker_io.position import maker
 from txnbuffer.client.send_columns import MAX_PROPERTIES, SendColumns, width
 from txnbuffer.coordinator.messages import Branch, ConsumerPosition, ProducerSequence
 from txnbuffer.errors import Error, SendUnknown
-from txnbuffer.model import PROTOCOL_VERSION, TxnId
+from txnbuffer.model import PROTOCOL_VERSION, TxnId, txn_text
 from txnbuffer.protocol import SEQ, TXN, VERSION, transactional
 from txnbuffer.recordset import BatchSlice, pack_all
 from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES, Send, ServerFrame
@@ -39,6 +40,9 @@ class EndPlan(NamedTuple):
     positions: tuple[ConsumerPosition, ...] = ()
     winners: tuple[Branch, ...] = ()
     ready: bool = False
+
+
+as_plan = maker(EndPlan)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +98,7 @@ class SendInFlight(NamedTuple):
     size: int
 
 
+as_flight = maker(SendInFlight)
 ONE_VERSION = Labels.constant(str(PROTOCOL_VERSION), 1)
 
 
@@ -171,7 +176,7 @@ class Outbox:
         batch = Batch(keys, Blobs.of(self._values), properties, times)
         if self._set_bytes:
             batch = self._packed(batch)
-        flight = SendInFlight(Send(self._topic, batch), self._runs, self._waiters, self.size)
+        flight = as_flight((Send(self._topic, batch), self._runs, self._waiters, self.size))
         self._clear()
         return flight
 
@@ -211,7 +216,7 @@ class Outbox:
             column = np.repeat(column, [records for _, records in self._runs])
         return {
             VERSION: ONE_VERSION if count == 1 else Labels.constant(str(PROTOCOL_VERSION), count),
-            TXN: Labels(column, tuple(map(str, seen))),
+            TXN: Labels(column, tuple(map(txn_text, seen))),
             SEQ: Numbers(np.array(self._seqs, np.int64)),
         }
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from broker_io.batch import ROW_BYTES, Batch
 from broker_io.errors import InvalidMessage, MessageTooLarge
+from broker_io.position import maker
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.protocol import RESERVED
 from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM
@@ -57,6 +58,9 @@ class SendColumns(NamedTuple):
     set_bytes: int = 0
 
 
+as_columns = maker(SendColumns)
+
+
 def weight(rows: SendColumns) -> int:
     """Return the approximate memory of rows in bytes."""
     return rows.size + ROW_BYTES * len(rows.values)
@@ -80,7 +84,7 @@ def one_row(
     key = key if key is None or type(key) is bytes else key_bytes(key)
     size = len(data) + (0 if key is None else len(key))
     if properties is None and ordering_key is None and event_time is None:
-        return SendColumns((key,), (data,), None, None, size)
+        return as_columns(((key,), (data,), None, None, size, 0))
     row = checked_properties(properties, ordering_key)
     size += _text_bytes(row)
     times = None if event_time is None else (milliseconds(event_time),)

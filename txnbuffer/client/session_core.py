@@ -39,7 +39,7 @@ from txnbuffer.errors import (
     UnknownSession,
     UnregisteredTopic,
 )
-from txnbuffer.model import TxnId
+from txnbuffer.model import as_txn_id
 from txnbuffer.rpc.frames import (
     ClientFrame,
     IdBlock,
@@ -60,11 +60,6 @@ class Ids:
     want: int = 64
     _blocks: deque[list[int]] = field(default_factory=deque)
     left: int = 0
-
-    @property
-    def low(self) -> bool:
-        """Whether more ids should be leased now."""
-        return self.left * 2 < self.want
 
     def add(self, first: int, size: int, *, ran_out: bool) -> None:
         self._blocks.append([first, first + size])
@@ -245,9 +240,10 @@ class SessionCore:
 
     def begin(self, timeout: float | None = None, sequence: ProducerSequence | None = None) -> OpenTransaction:
         """Begin a transaction; only while `can_begin`."""
-        txn = TxnId(self._shard, self._ids.take())
+        ids = self._ids
+        txn = as_txn_id((self._shard, ids.take()))
         self._idle = 0
-        if self._ids.low:
+        if not self._leasing and ids.left * 2 < ids.want:
             self._lease()
         return self.transactions.begin(txn, timeout, sequence)
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from broker_io.batch import ROW_BYTES, Batch
+from broker_io.position import maker
 from txnbuffer.client.record_path import (
     EndPlan,
     OpenTransaction,
@@ -60,6 +61,9 @@ class PendingRequest(NamedTuple):
     subject: Any
 
 
+as_pending = maker(PendingRequest)
+
+
 class Requests:
     """The unanswered requests of a session, by number; they are repeated after the connection was lost.
 
@@ -78,9 +82,11 @@ class Requests:
         """Put a request into the next frame; return its number, with which `row_of` makes its row."""
         self._number += 1
         row = row_of(self._number)
-        self.unanswered[self._number] = PendingRequest(field, row, waiter, subject)
+        self.unanswered[self._number] = as_pending((field, row, waiter, subject))
+        first = not self.queued
         self.queued.setdefault(field, []).append(row)
-        self.wake()
+        if first:
+            self.wake()
         return self._number
 
     def unsent(self, number: int) -> bool:

@@ -17,7 +17,7 @@ from txnbuffer.client import lifecycle
 from txnbuffer.client.async_reader import AsyncReader
 from txnbuffer.client.producer_names import ProducerNames
 from txnbuffer.client.reader import EndsBy, unknown_end
-from txnbuffer.client.record_path import EndPlan, OpenTransaction
+from txnbuffer.client.record_path import EndPlan, OpenTransaction, as_plan
 from txnbuffer.client.routing import Groups, Routes
 from txnbuffer.client.send_columns import (
     BATCHINGS,
@@ -369,7 +369,8 @@ class Transaction:
         and ServiceUnavailable.
         """
         client = self._client
-        client.check_open()
+        if client.closed:
+            client.check_open()
         if self._open is not None:
             raise InvalidRequest(f"transaction {self._open.txn} has already begun: create another one")
         sequence: ProducerSequence | None = None
@@ -407,7 +408,8 @@ class Transaction:
         Raises InvalidMessage, MessageTooLarge, InvalidTopicName and InvalidRequest: this record is not sent, and the
         transaction can still commit. After any other error it can only abort; it may be the error of an earlier send.
         """
-        serializer = await self._client.serializer_of(topic, serializer)
+        if serializer is not None or self._client.serializers.has_any:
+            serializer = await self._client.serializer_of(topic, serializer)
         rows = one_row(value, key, ordering_key, event_time, properties, serializer)
         await self.send_rows(topic, rows, batching, partition)
 
@@ -443,17 +445,17 @@ class Transaction:
     ) -> None:
         """Internal: send records whose columns have been checked."""
         opened = self._usable()
-        session = self._session
-        self._client.check_topic(topic)
-        rows = self._client.batched(topic, rows, batching)
-        check_size(rows, self._client.max_message_bytes, PROPERTY_BYTES)
+        session, client = self._session, self._client
+        client.check_topic(topic)
+        rows = client.batched(topic, rows, batching)
+        check_size(rows, client.max_message_bytes, PROPERTY_BYTES)
         left = count = len(rows.values)
         partly = False
         try:
             for chunk in slices(rows, CHUNK) if count > 1 else (rows,) * count:
-                for name, which in await self._client.groups(topic, chunk.keys, partition):
+                for name, which in await client.groups(topic, chunk.keys, partition):
                     some = chunk if which is None else take_rows(chunk, which.tolist())
-                    if left < count or self._client.routes is not None:  # other tasks may have run
+                    if left < count or client.routes is not None:  # other tasks may have run
                         opened = self._usable(begun=left < count)
                     session.core.send(name, some, opened)
                     left -= len(some.values)
@@ -552,7 +554,7 @@ class Transaction:
         if opened.ending:
             raise self._over(opened)
         self._answer = waiter
-        session.end(opened, EndPlan(True, waiter, *rest))
+        session.end(opened, as_plan((True, waiter, *rest, False)))
         try:
             await waiter
         except asyncio.CancelledError as cancelled:

@@ -35,7 +35,7 @@ from broker_io.errors import (
     as_error,
 )
 from broker_io.port import MAX_PROPERTIES, AtomicBroker, TogetherResult, Writer
-from broker_io.position import Position, Positions
+from broker_io.position import Position, Positions, maker
 from broker_io.waits import Wait
 from txnbuffer.errors import UnregisteredTopic
 from txnbuffer.model import TxnId
@@ -74,6 +74,7 @@ class AppendInFlight(NamedTuple):
     batch: Batch
 
 
+as_flight = maker(AppendInFlight)
 _batch = attrgetter("batch")
 LOST_ROLE = Fenced | NotLive
 """Errors of a log that another process owns, or that this one has owned in between."""
@@ -176,7 +177,7 @@ class ServiceTopic:
             if parts and (size + CELL_BYTES * len(names) * rows > FLIGHT_BYTES or len(names) > MAX_PROPERTIES):
                 break
             parts.append(self.waiting.popleft())
-        return AppendInFlight(self, parts, Batch.concat([*map(_batch, parts)]))
+        return as_flight((self, parts, Batch.concat([*map(_batch, parts)])))
 
 
 @dataclass(eq=False)

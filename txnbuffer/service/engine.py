@@ -371,7 +371,8 @@ class Engine(Loop):
             connection.limit_reading(full)
 
     def _work(self) -> None:
-        self.topics.turn()
+        if not self.topics.takes_records:
+            self.topics.turn()
         if self._with_frames:
             self._handle_frames(self.now())
         self.effects.execute()

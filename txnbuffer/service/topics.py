@@ -470,7 +470,7 @@ class Topics(ABC):
 
     @abstractmethod
     def turn(self) -> None:
-        """At the begin of each turn: deliver what was read."""
+        """At the begin of each turn of a service that takes no records: deliver what was read."""
 
     @abstractmethod
     async def stop(self) -> None:
@@ -543,7 +543,7 @@ class EmbeddedTopics(Topics):
             self._coordinator.topic_deleted(name, self._loop.now())
 
     def turn(self) -> None:
-        """Acknowledged appends were applied already."""
+        """Nothing is read: acknowledged appends were applied already."""
 
     async def stop(self) -> None:
         """Nothing is read."""
