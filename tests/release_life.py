@@ -124,7 +124,7 @@ class Writer:
         await txn.send(f"{self._name}-out", record.value, key=record.key)
 
     async def _until_copied(self, member: asyncio.Task[Any]) -> None:
-        async with await self._client.reader(f"{self._name}-out") as reader:
+        async with await self._client.reader(f"{self._name}-out", wait=True) as reader:
             async for record in reader.records(timeout=PATIENCE):
                 if record.value.decode().split()[0] == END:
                     return
