@@ -128,11 +128,11 @@ class Module:
         return False
 
 
-def modules(*directories: str) -> list[Module]:
+def modules(*directories: str, root: Path = ROOT) -> list[Module]:
     """All modules under some directories of the repository, sorted by path; without generated ones."""
-    paths = sorted(path for directory in directories for path in (ROOT / directory).rglob("*.py"))
+    paths = sorted(path for directory in directories for path in (root / directory).rglob("*.py"))
     written = [path for path in paths if not path.name.endswith("_pb2.py")]
-    return [Module(str(path.relative_to(ROOT)), path.read_text()) for path in written]
+    return [Module(str(path.relative_to(root)), path.read_text()) for path in written]
 
 
 def tracked_files() -> list[str] | None:

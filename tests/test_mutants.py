@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from mutants import run
+from mutants.fragments import NotPlantable, homes, planted
 
 MUTANTS = run.load()
 
@@ -21,12 +22,12 @@ def test_names_of_mutants_are_unique() -> None:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A small repository: one function, and a test that checks it for one argument."""
-    (tmp_path / "bench").mkdir()
+    (tmp_path / "snapshots").mkdir()
     (tmp_path / "tests").mkdir()
-    (tmp_path / "bench" / "__init__.py").touch()
-    (tmp_path / "bench" / "sums.py").write_text("def double(x):\n    y = x + x\n    return y\n")
+    (tmp_path / "snapshots" / "__init__.py").touch()
+    (tmp_path / "snapshots" / "sums.py").write_text("def double(x):\n    y = x + x\n    return y\n")
     (tmp_path / "tests" / "test_sums.py").write_text(
-        "from bench.sums import double\n\ndef test_double():\n    assert double(3) == 6\n"
+        "from snapshots.sums import double\n\ndef test_double():\n    assert double(3) == 6\n"
     )
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = ["--import-mode=importlib"]\n')
     return tmp_path
@@ -34,19 +35,19 @@ def tree(tmp_path: Path) -> Path:
 
 def mutant(old: str, new: str, **other: str | tuple[str, ...]) -> run.Mutant:
     return run.Mutant(
-        **{"name": "m", "file": "bench/sums.py", "tests": ("tests/test_sums.py",), **other}, old=old, new=new
+        **{"name": "m", "function": "double", "tests": ("tests/test_sums.py",), **other}, old=old, new=new
     )
 
 
 def test_outcomes(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    caught, survived, unparsable = mutant("x + x", "x * x"), mutant("x + x", "x * 2"), mutant("return y", "return y)")
+    caught, survived, unparsable = mutant("x + x", "x * x"), mutant("x + x", "x * 2"), mutant("x + x", "x)")
     tried = [run.try_mutant(one, tree) for one in (caught, survived, unparsable)]
     assert [one.outcome for one in tried] == ["caught", "survived", "broken"]
     assert tried[0].detail == "tests/test_sums.py::test_double"
     both = [replace(caught, name="a"), replace(survived, name="b")]
     assert not run.run(both, run.Results(tree / "results"), tree)
     assert capsys.readouterr().out == "1 caught, 1 survived\n"
-    assert (tree / "bench" / "sums.py").read_text().count("x + x") == 1
+    assert (tree / "snapshots" / "sums.py").read_text().count("x + x") == 1
 
 
 def test_a_run_continues_where_the_last_one_stopped(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,16 +72,20 @@ def test_a_run_continues_where_the_last_one_stopped(tree: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("bad", "word"),
     [
-        (mutant("y", "z"), "2 times"),
-        (mutant("nowhere", "z"), "0 times"),
-        (mutant("x + x", "x + x"), "changes nothing"),
-        (mutant("x + x", "x", file="bench/no.py"), "no such file"),
+        (mutant("x", "z"), "`old` stands 2 times in double (snapshots/sums.py), not once: write there"),
+        (mutant("nowhere", "z"), "`old` stands 0 times in double"),
+        (mutant("x + x", "(x +\n x)"), "changes nothing"),
+        (mutant("x + x", "z = x"), "`old` stands 0 times in double"),
+        (mutant("x + x", "x +"), "not valid Python"),
+        (mutant("return y", "break"), "not valid Python"),
+        (mutant("x + x", "x", function="triple"), "nothing is named triple: change `function`"),
+        (mutant("x + x", "x", function="txnbuffer:double"), "nothing is named txnbuffer:double"),
         (mutant("x + x", "x", tests=()), "names no test"),
         (mutant("x + x", "x", tests=("tests/test_no.py::test_x",)), "no such file"),
     ],
 )
 def test_mutant_that_cannot_be_planted_is_reported(tree: Path, bad: run.Mutant, word: str) -> None:
-    assert any(word in problem for problem in run.problems(bad, tree))
+    assert any(word in problem for problem in run.problems(bad, tree)), run.problems(bad, tree)
 
 
 def test_mutant_is_broken_if_its_tests_fail_without_it(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +109,86 @@ def test_the_test_that_caught_a_mutant_last_runs_first(tree: Path) -> None:
     assert results.of(one, tree) is None
     assert results.last_test(one) == word
     assert results.last_test(replace(one, tests=("tests/test_other.py",))) is None
+
+
+SOURCE = """
+import os
+LIMITS = (1, 2)
+class Sums:
+    size: int = 3
+    @property
+    def half(self):
+        if self.size > 2 and \\
+                self.size < 9:  # why
+            for each in self.each:  # all
+                # of them
+                print(each)
+        elif os.sep == 'é':
+            return "ü", (1
+                + self.size)
+        return f"{self.size + 1}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new", "text", "instead"),
+    [
+        ("LIMITS", "2", "1", ", 2", ", (1)"),
+        ("Sums", "1 + ...", "2", "1\n                + self.size", "(2)"),
+        ("Sums.size", "3", "1 + 3", "= 3", "= (1 + 3)"),
+        ("Sums.half", 'os.sep == "é"', "not os", "os.sep == 'é'", "(not os)"),
+        ("Sums.half", "return 'ü', 1 + self.size", "", 'return "ü", (1\n                + self.size)', "pass"),
+        ("snapshots:Sums.half", "1 + self.size", "size", "1\n                + self.size", "(size)"),
+        ("Sums", "return f'{self.size + 1}'", "self.size", 'return f"{self.size + 1}"', "self.size"),
+        (
+            "Sums.half",
+            "for each in self.each: ...",
+            "for one in (): ...",
+            "for each in self.each:  # all\n                # of them",
+            "for one in ():",
+        ),
+        (
+            "Sums.half",
+            "for each in self.each: ...",
+            "if each:\n    for each in (): ...\nself.size = 0",
+            "for each in self.each:  # all\n                # of them\n                print(each)",
+            "if each:\n                for each in ():\n                    print(each)\n            self.size = 0",
+        ),
+        (
+            "Sums.half",
+            "if os.sep == 'é': ...",
+            "if os.sep: ...",
+            "elif os.sep == 'é':\n            return \"ü\", (1\n                + self.size)",
+            'else:\n            if os.sep:\n                return "ü", (1\n                    + self.size)',
+        ),
+    ],
+)
+def test_only_the_fragment_is_replaced(
+    tmp_path: Path, function: str, old: str, new: str, text: str, instead: str
+) -> None:
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots" / "sums.py").write_text(SOURCE)
+    assert SOURCE.count(text) == 1
+    module = planted(function, old, new, tmp_path)
+    assert module.path == "snapshots/sums.py"
+    assert module.text == SOURCE.replace(text, instead)
+
+
+def test_a_mutant_follows_a_function_that_moves_to_another_module(tree: Path) -> None:
+    one = mutant("x + x", "x")
+    assert one.planted(tree).path == "snapshots/sums.py"
+    (tree / "broker_io").mkdir()
+    (tree / "snapshots" / "sums.py").rename(tree / "broker_io" / "numbers.py")
+    homes.cache_clear()
+    assert one.planted(tree).path == "broker_io/numbers.py"
+
+
+def test_a_name_of_several_packages_needs_the_package(tree: Path) -> None:
+    (tree / "broker_io").mkdir()
+    (tree / "broker_io" / "sums.py").write_text((tree / "snapshots" / "sums.py").read_text())
+    with pytest.raises(NotPlantable, match="write `package:` before a name that several"):
+        mutant("x + x", "x").planted(tree)
+    assert mutant("x + x", "x", function="broker_io:double").planted(tree).path == "broker_io/sums.py"
 
 
 @pytest.mark.parametrize(

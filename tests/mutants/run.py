@@ -3,19 +3,21 @@
 Each `*.toml` beside this file holds tables
 
     [[mutant]]
-    name = "what goes wrong, in a few words"
-    file = "txnbuffer/buffer/state.py"      # from the root of the repository
-    old = "text that stands exactly once in it"
-    new = "text that takes its place"
+    name = "the rule, and how it is broken, in a few words"
+    function = "TransactionBuffer._decide"   # or a class or a constant; `fragments.py` says how it is found
+    old = "code that stands exactly once in it"
+    new = "code that takes its place; nothing for `pass`"
     tests = ["tests/buffer/test_aborts.py"]  # paths or ids of tests, at least one of which must fail
+
+Change it if the rule or its code changes; where the function stands, and its layout and comments, make no difference.
 
 The working tree is copied, the copy changed, the tests run there with a fixed seed; the test that caught the mutant
 the last time runs first. Only failing tests count as caught: a copy whose tests can't be collected is an error of the
 mutant. The test that fails has to pass in an unchanged copy, since otherwise its failing would say nothing.
 
-All of them take an hour or two, so a run can stop after some time and the next one continues: `.mutants.jsonl` in the
+All of them take about an hour, so a run can stop after some time and the next one continues: `.mutants.jsonl` in the
 root of the repository has a line for each mutant that was tried, with the test that failed and the seconds. A result
-counts as long as the mutant, and the code of the file that it changes and of the test files that it names, are the
+counts as long as the mutant, and the code of the module that it changes and of the test files that it names, are the
 same; comments and docstrings do not matter.
 """
 
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import functools
 import hashlib
 import json
@@ -39,8 +42,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(MUTANTS.parent)]
+
+from mutants.fragments import NotPlantable, planted  # noqa: E402
+from source_tree import ROOT, Module  # noqa: E402
+
 COPIED = (
     "broker_io", "snapshots", "txnbuffer", "tests", "bench", "docker", "docs", "examples", "properdocs.yml",
     "pyproject.toml", "requirements", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
@@ -54,10 +61,14 @@ PASSED, FAILED = 0, 1
 @dataclass(frozen=True)
 class Mutant:
     name: str
-    file: str
+    function: str
     old: str
     new: str
     tests: tuple[str, ...]
+
+    def planted(self, root: Path = ROOT) -> Module:
+        """The module that it changes, with the change. Raises NotPlantable."""
+        return planted(self.function, self.old, self.new, root)
 
 
 def load(directory: Path = MUTANTS) -> list[Mutant]:
@@ -71,12 +82,11 @@ def problems(mutant: Mutant, root: Path = ROOT) -> list[str]:
     found = [f"{test}: no such file" for test in mutant.tests if not (root / test.partition("::")[0]).exists()]
     if not mutant.tests:
         found.append("names no test")
-    if mutant.old == mutant.new:
-        found.append("changes nothing")
-    if not (root / mutant.file).is_file():
-        return [*found, f"{mutant.file}: no such file"]
-    times = (root / mutant.file).read_text().count(mutant.old)
-    return found if times == 1 else [*found, f"{mutant.file} holds the old text {times} times, not once"]
+    try:
+        mutant.planted(root)
+    except NotPlantable as error:
+        found.append(str(error))
+    return found
 
 
 def copy_tree(target: Path, root: Path = ROOT) -> None:
@@ -129,7 +139,9 @@ def digest_of_code(text: bytes) -> bytes:
 def key_of(mutant: Mutant, root: Path = ROOT) -> str:
     """A digest of everything that the result of a mutant depends on directly."""
     digest = hashlib.sha256(json.dumps(asdict(mutant)).encode())
-    for name in [mutant.file, *(test.partition("::")[0] for test in mutant.tests)]:
+    with contextlib.suppress(NotPlantable):
+        digest.update(digest_of_code(mutant.planted(root).text.encode()))
+    for name in (test.partition("::")[0] for test in mutant.tests):
         path = root / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             text = file.read_bytes() if file.is_file() else b""
@@ -154,8 +166,8 @@ def try_mutant(mutant: Mutant, root: Path = ROOT, first: str | None = None) -> R
         return result("broken", "; ".join(found))
     with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
         copy_tree(Path(scratch), root)
-        target = Path(scratch, mutant.file)
-        target.write_text(target.read_text().replace(mutant.old, mutant.new))
+        module = mutant.planted(root)
+        Path(scratch, module.path).write_text(module.text)
         code, output = run_tests(Path(scratch), [first]) if first is not None else (PASSED, "")
         if code != FAILED:
             code, output = run_tests(Path(scratch), mutant.tests)
@@ -239,14 +251,14 @@ def run(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Plant known bugs and check that the tests catch each.")
-    parser.add_argument("only", nargs="?", default="", help="text in the name or the file of the mutants to try")
+    parser.add_argument("only", nargs="?", default="", help="text in the name or the function of the mutants to try")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no mutant after that time")
     parser.add_argument("--parallel", type=int, default=os.cpu_count() or 1, help="how many to try at the same time")
     parser.add_argument("--list", action="store_true", help="print the results so far as a table and try nothing")
     options = parser.parse_args()
-    mutants = [one for one in load() if options.only in one.name or options.only in one.file]
+    mutants = [one for one in load() if options.only in one.name or options.only in one.function]
     if not mutants:
-        sys.exit(f"no mutant has {options.only!r} in its name or its file")
+        sys.exit(f"no mutant has {options.only!r} in its name or its function")
     results = Results(ROOT / ".mutants.jsonl")
     if options.list:
         for mutant in mutants:
@@ -254,7 +266,7 @@ def main() -> None:
             outcome, seconds, detail = (
                 (result.outcome, result.seconds, result.detail) if result else ("not tried", 0, "")
             )
-            print(f"{outcome}\t{seconds}\t{mutant.file}\t{mutant.name}\t{detail.splitlines()[0] if detail else ''}")
+            print(f"{outcome}\t{seconds}\t{mutant.function}\t{mutant.name}\t{detail.splitlines()[0] if detail else ''}")
         return
     sys.exit(0 if run(mutants, results, ROOT, options.seconds, options.parallel) else 1)
 

@@ -34,10 +34,29 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
-from mutants.run import ROOT, Mutant, copy_tree, problems  # noqa: E402
+from mutants.run import ROOT, copy_tree  # noqa: E402
 
 RESULTS = HERE / "planted_results.jsonl"
 SIMULATE = "tests/sim/simulate.py"
+
+
+@dataclass(frozen=True)
+class Place:
+    file: str
+    old: str
+    new: str
+
+    def problems(self, root: Path) -> list[str]:
+        """What keeps it from being changed in a tree."""
+        if self.old == self.new:
+            return ["changes nothing"]
+        if not (root / self.file).is_file():
+            return [f"{self.file}: no such file"]
+        times = (root / self.file).read_text().count(self.old)
+        return [] if times == 1 else [f"{self.file} has the old text {times} times, not once"]
+
+    def changed(self, tree: Path) -> str:
+        return (tree / self.file).read_text().replace(self.old, self.new)
 
 
 @dataclass(frozen=True)
@@ -46,7 +65,7 @@ class Planted:
 
     name: str
     kind: str
-    places: tuple[Mutant, ...]
+    places: tuple[Place, ...]
     commit: str = ""
     fast: bool = False
 
@@ -54,17 +73,16 @@ class Planted:
     def of(cls, table: dict[str, Any]) -> Planted:
         """The bug of a table. Raises TypeError or KeyError for a missing or an unknown key."""
         first = {key: table.pop(key) for key in ("file", "old", "new")}
-        places = [Mutant(table["name"], **place, tests=(SIMULATE,)) for place in (first, *table.pop("more", ()))]
+        places = [Place(**place) for place in (first, *table.pop("more", ()))]
         return cls(**table, places=tuple(places))
 
     def problems(self, root: Path = ROOT) -> list[str]:
         """What keeps it from being planted in a tree."""
-        return [problem for place in self.places for problem in problems(place, root)]
+        return [problem for place in self.places for problem in place.problems(root)]
 
     def plant(self, tree: Path) -> None:
         for place in self.places:
-            file = tree / place.file
-            file.write_text(file.read_text().replace(place.old, place.new))
+            (tree / place.file).write_text(place.changed(tree))
 
 
 def load(file: Path = HERE / "planted.toml") -> list[Planted]:

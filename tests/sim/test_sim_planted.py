@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from mutants import run
 from sim.planted import Planted, Results, find, load
+from source_tree import ROOT
 
 PLANTED = load()
 SEEDS = 20
@@ -18,9 +19,11 @@ def test_each_bug_can_be_planted() -> None:
 def test_each_bug_is_listed_once_and_has_no_unit_test() -> None:
     names = [bug.name for bug in PLANTED]
     assert len(names) == len(set(names))
-    known = {(mutant.file, mutant.old, mutant.new) for mutant in run.load()}
-    new = [bug for bug in PLANTED if not bug.commit]
-    assert [bug.name for bug in new if {(one.file, one.old, one.new) for one in bug.places} & known] == []
+    changed = {run.digest_of_code(one.changed(ROOT).encode()): bug for bug in PLANTED for one in bug.places}
+    files = {one.file for bug in PLANTED for one in bug.places}
+    modules = [module for module in (mutant.planted() for mutant in run.load()) if module.path in files]
+    known = {digest for module in modules if (digest := run.digest_of_code(module.text.encode())) in changed}
+    assert [changed[digest].name for digest in known if not changed[digest].commit] == []
 
 
 def test_each_bug_was_found() -> None:
