@@ -25,7 +25,7 @@ from broker_io.pulsar import threads
 from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.answers import integer, mapping, open_error, read_answer
 from broker_io.pulsar.credentials import Credentials
-from broker_io.pulsar.threads import Resolver, flusher
+from broker_io.pulsar.threads import Opened, Resolver, flusher
 from broker_io.waits import RetryPolicy
 
 DEFAULT_NAMESPACE = "public/default"
@@ -225,20 +225,13 @@ class Cluster:
         except TopicNotFound:
             return 0
 
-    def open(self, opening: Callable[[], Any]) -> Any:
-        """The reader or producer that `opening` opens with the client library, in a thread.
+    def opened(self, topic: str, what: str, opening: Callable[[], Opened], *, retry: bool = True) -> Opened:
+        """The reader or writer that `opening` opens with the client library, in a thread: that may never return."""
 
-        Raises TimeoutError if the library does not return in time, and its errors.
-        """
-        return flusher.open(opening, self._opening)
-
-    def opened(self, topic: str, what: str, opening: Callable[[], T], *, retry: bool = True) -> T:
-        """The reader or writer that `opening` opens with the client library."""
-
-        def attempt() -> T:
+        def attempt() -> Opened:
             self.check()
             try:
-                return opening()
+                return flusher.open(opening, self._opening)
             except pulsar.PulsarException as error:
                 self.check()
                 raise open_error(error, topic, what) from None

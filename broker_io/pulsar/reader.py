@@ -42,15 +42,13 @@ class MessageSource:
         self._reader: Any = cluster.opened(
             topic,
             "reader",
-            lambda: cluster.open(
-                lambda: cluster.client.create_reader(
-                    cluster.url(topic),
-                    message_id,
-                    receiver_queue_size=ahead,
-                    subscription_role_prefix=cluster.reading,
-                    is_read_compacted=compacted,
-                    start_message_id_inclusive=True,
-                )
+            lambda: cluster.client.create_reader(
+                cluster.url(topic),
+                message_id,
+                receiver_queue_size=ahead,
+                subscription_role_prefix=cluster.reading,
+                is_read_compacted=compacted,
+                start_message_id_inclusive=True,
             ),
         )
         self._raw = self._reader._reader  # without its Python wrapper, which doubles the cost per message

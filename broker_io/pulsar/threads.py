@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pulsar
 
@@ -84,6 +84,13 @@ class Resolver:
                     work()
 
 
+class Closable(Protocol):
+    def close(self) -> object: ...
+
+
+Opened = TypeVar("Opened", bound=Closable)
+
+
 class Flusher:
     """The threads of this process that run calls of the library."""
 
@@ -100,12 +107,12 @@ class Flusher:
         """Run a flush or close in a thread, and wait for it at most `seconds`."""
         self._start(call, "pulsar closing").join(seconds)
 
-    def open(self, opening: Callable[[], Any], seconds: float) -> Any:
-        """The reader or producer that `opening` opens in a thread. One that comes later is closed.
+    def open(self, opening: Callable[[], Opened], seconds: float) -> Opened:
+        """The reader or writer that `opening` opens in a thread. One that comes later is closed.
 
         Raises TimeoutError after `seconds`, and what `opening` raises.
         """
-        opened: Future[Any] = Future()
+        opened: Future[Opened] = Future()
 
         def call() -> None:
             try:

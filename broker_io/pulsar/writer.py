@@ -162,8 +162,7 @@ class PulsarWriter(Handle):
         self._ledger = -1
         self._sent, self._loose = _Count(), _Count()
         # Without its Python wrapper, which copies the configuration and adds half of the cost per message.
-        create = cluster.client._client.create_producer
-        self._producer: Any = cluster.open(lambda: create(cluster.url(topic), self._batching.configuration))
+        self._producer: Any = cluster.client._client.create_producer(cluster.url(topic), self._batching.configuration)
         cluster.acks.start()
         self._wait = waits.begin(f"the cluster to acknowledge appends to topic {topic!r}")
         self._wait.pause()

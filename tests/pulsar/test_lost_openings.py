@@ -105,6 +105,6 @@ def test_opening_that_never_ends_is_an_error_of_the_cluster(
         connection = broker._cluster
         monkeypatch.setattr(connection, "_opening", 0.1)
         with pytest.raises(ServiceUnavailable, match=r"did not open the reader of topic 'orders' within 0\.1 s"):
-            connection.opened("orders", "reader", lambda: connection.open(opening), retry=False)
+            connection.opened("orders", "reader", opening, retry=False)
         answer.set()
         assert late.closed.wait(SECONDS)
