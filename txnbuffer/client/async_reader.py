@@ -13,7 +13,7 @@ from broker_io.errors import Error
 from broker_io.port import Broker
 from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.checks import check_limit, check_wait
-from txnbuffer.client.lifecycle import ClosedOnExit, opened, run_to_completion
+from txnbuffer.client.lifecycle import ClosedOnExit, opened, retrieve_error, run_to_completion
 from txnbuffer.client.reader import CLOSED, ONE_BY_ONE, CommittedReader, EndsBy, Lag
 from txnbuffer.client.records import Record, RecordBatch, UnreadRecords
 from txnbuffer.client.serializers import Deserializers
@@ -26,12 +26,6 @@ POLL = 0.5
 """Seconds of one wait in the thread; `close` waits no longer than this."""
 IDLE_WAIT = 60.0
 """Seconds of one wait of an iteration without a timeout."""
-
-
-def _retrieve(reading: asyncio.Future[RecordBatch | None]) -> None:
-    """Mark the error of a read as seen: if its caller was cancelled and no other read follows, nobody raises it."""
-    if not reading.cancelled():
-        reading.exception()
 
 
 class AsyncReader(ClosedOnExit):
@@ -118,7 +112,7 @@ class AsyncReader(ClosedOnExit):
             if self._reading is None:
                 read = partial(self._reader.read, limit=limit, timeout=max(min(left, POLL), 0.0))
                 self._reading = self._call(read)
-                self._reading.add_done_callback(_retrieve)
+                self._reading.add_done_callback(retrieve_error)
             try:
                 batch = await asyncio.shield(self._reading)
             except Error as error:

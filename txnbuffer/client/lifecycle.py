@@ -86,6 +86,12 @@ async def _cancelled_during(doing: asyncio.Future[Any]) -> bool:
     return cancelled
 
 
+def retrieve_error(future: asyncio.Future[Any]) -> None:
+    """Mark the error of a future as seen: its caller may have been cancelled, and then nobody raises it."""
+    if not future.cancelled():
+        future.exception()
+
+
 def ended_task(task: asyncio.Task[Any]) -> ClientBroken:
     """The error of requests once a task that works for them has ended before the client was closed."""
     if not task.cancelled():

@@ -21,6 +21,7 @@ from broker_io.environment import current
 from broker_io.partitions import choose, partition_name
 from broker_io.port import PartitionedBroker
 from broker_io.position import Int64s
+from txnbuffer.client.lifecycle import retrieve_error
 from txnbuffer.errors import InvalidRequest
 
 REFRESH = 10.0
@@ -97,8 +98,7 @@ class Routes:
 
     def _asked(self, topic: str, asking: asyncio.Future[TopicRoute]) -> None:
         del self._asking[topic]
-        if not asking.cancelled():
-            asking.exception()  # the sends that waited raise it, if there still are any
+        retrieve_error(asking)
 
     async def _ask(self, topic: str) -> TopicRoute:
         count = await asyncio.to_thread(self._broker.partitions, topic)

@@ -259,7 +259,7 @@ class ClientSession:
         It does not if the commit was sent: then the future gets the answer to that.
         """
         answer = self._loop.create_future() if waiter.cancelled() else waiter
-        answer.add_done_callback(_retrieve)
+        answer.add_done_callback(lifecycle.retrieve_error)
         withdrawn = self.core.transactions.withdraw_commit(transaction, answer)
         self._deliver()
         return answer, withdrawn
@@ -479,12 +479,6 @@ class ClientSession:
                 future.set_exception(result)
             else:
                 future.set_result(result)
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Mark the error of a future as seen, for which nobody may wait."""
-    if not future.cancelled():
-        future.exception()
 
 
 AWAY = 2.0

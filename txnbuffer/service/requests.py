@@ -535,10 +535,8 @@ class RequestHandler:
             return
         denial, quota = None, None
         if connection.filtered:
-            denial, quota = (
-                connection.permissions.refusal(Action.WRITE, ResourceKind.TOPIC, send.topic),
-                connection.quota,
-            )
+            denial = connection.permissions.refusal(Action.WRITE, ResourceKind.TOPIC, send.topic)
+            quota = connection.quota
         if denial is not None:
             connection.fail(number, denial)
             connection.settle(number, 0)
