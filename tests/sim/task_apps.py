@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from sim.apps import NOT_COMMITTED, PAUSE, App, Writer
-from sim.history import Fate, Shown
+from sim.history import Attempt, Fate, Shown
 from sim.readers import changes_of, shown
 
 from broker_io.errors import Error
@@ -60,67 +61,46 @@ class TaskWriter(Writer):
     async def _send_at_once(self, client: Client) -> None:
         """Commit what tasks send at once to topics that the client knows nothing of: in the order of their calls."""
         attempt = self.history.attempt(self.name)
-        try:
-            async with client.transaction() as transaction:
-                attempt.txn = transaction.id
-                sends = []
-                for topic in self.setting.topics:
-                    for _ in range(4):
-                        value = self._value()
-                        where = self._where(topic, value)
-                        self.history.sent(attempt, topic, value, **where)
-                        sends.append(transaction.send(topic, value, **where))
-                await asyncio.gather(*sends)
-                self.history.asked(attempt)
-        except NOT_COMMITTED:
-            self._ended(attempt, Fate.ABORTED)
-        except NotVisible:
-            self._ended(attempt, Fate.COMMITTED)
-        except Error as error:
-            self.log(f"{attempt} failed: {error!r:.300}")
-            await asyncio.sleep(PAUSE)
-        else:
-            self._ended(attempt, Fate.COMMITTED)
+        async with self._noted(attempt), client.transaction() as transaction:
+            attempt.txn = transaction.id
+            sends = []
+            for topic in self.setting.topics:
+                for _ in range(4):
+                    value = self._value()
+                    where = self._where(topic, value)
+                    self.history.sent(attempt, topic, value, **where)
+                    sends.append(transaction.send(topic, value, **where))
+            await asyncio.gather(*sends)
+            self.history.asked(attempt)
 
     async def _commit_while_sending(self, client: Client) -> None:
         """Commit a transaction while another task sends records of it, all or none of which are committed."""
         attempt, late = self.history.attempt(self.name), self.history.attempt(self.name)
         topic = self.choose.choice(self.setting.topics)
         values = [self._value() + PADDING for _ in range(6)]
-        try:
-            async with client.transaction() as transaction:
-                attempt.txn = transaction.id
-                for each in self._topics():
-                    value = self._value()
-                    where = self._where(each, value)
-                    self.history.sent(attempt, each, value, **where)
-                    await transaction.send(each, value, **where)
-                for value in values:
-                    self.history.sent(late, topic, value, self._key(value))
-                self.history.asked(attempt, late)
-                sending = asyncio.create_task(self._send_values(transaction, topic, values))
-                try:
-                    await asyncio.sleep(self.choose.choice((0.0, 0.001, 0.01)))
-                    await transaction.commit()
-                finally:
-                    sending.cancel()
-                    await asyncio.gather(sending, return_exceptions=True)
-        except NOT_COMMITTED:
-            self._ended(attempt, Fate.ABORTED)
-            self._ended(late, Fate.ABORTED)
-        except NotVisible:
-            self._ended(attempt, Fate.COMMITTED)
-        except Error as error:
-            self.log(f"{attempt} failed: {error!r:.300}")
-            await asyncio.sleep(PAUSE)
-        else:
-            self._ended(attempt, Fate.COMMITTED)
+        async with self._noted(attempt, late), client.transaction() as transaction:
+            attempt.txn = transaction.id
+            for each in self._topics():
+                value = self._value()
+                where = self._where(each, value)
+                self.history.sent(attempt, each, value, **where)
+                await transaction.send(each, value, **where)
+            for value in values:
+                self.history.sent(late, topic, value, self._key(value))
+            self.history.asked(attempt, late)
+            sending = asyncio.create_task(self._send_values(transaction, topic, values))
+            try:
+                await asyncio.sleep(self.choose.choice((0.0, 0.001, 0.01)))
+                await transaction.commit()
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
 
     async def _cancel_a_commit(self, client: Client) -> None:
         """Cancel a commit and abort: the abort says what became of the transaction."""
         attempt = self.history.attempt(self.name)
         topic, value = self.choose.choice(self.setting.topics), self._value()
-        try:
+        async with self._noted(attempt, returned=Fate.ABORTED):
             transaction = await client.transaction().begin()
             attempt.txn = transaction.id
             where = self._where(topic, value)
@@ -132,15 +112,22 @@ class TaskWriter(Writer):
             commit.cancel()
             await asyncio.gather(commit, return_exceptions=True)
             await transaction.abort()
+
+    @contextlib.asynccontextmanager
+    async def _noted(self, attempt: Attempt, *parts: Attempt, returned: Fate = Fate.COMMITTED) -> AsyncIterator[None]:
+        """Note what the block makes of a transaction, `returned` if it raises nothing; its `parts` abort with it."""
+        try:
+            yield
         except (TransactionCommitted, NotVisible):
             self._ended(attempt, Fate.COMMITTED)
         except NOT_COMMITTED:
-            self._ended(attempt, Fate.ABORTED)
+            for each in (attempt, *parts):
+                self._ended(each, Fate.ABORTED)
         except Error as error:
             self.log(f"{attempt} failed: {error!r:.300}")
             await asyncio.sleep(PAUSE)
         else:
-            self._ended(attempt, Fate.ABORTED)
+            self._ended(attempt, returned)
 
     async def _send_values(self, transaction: Transaction, topic: str, values: list[bytes]) -> None:
         """Send records together, within a time that may be too short."""
