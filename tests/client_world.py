@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, Self, TypeVar
 
 from service_setup import eventually
@@ -186,11 +189,20 @@ class World:
         self.broker.close()
 
 
-def in_world(test: Callable[[World], Awaitable[None]]) -> None:
-    """Run a test in a new world."""
+def inside(place: Callable[[], AbstractAsyncContextManager[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator of tests that are coroutines: what `place` opens is the first argument."""
 
-    async def inside() -> None:
-        async with World() as world:
-            await test(world)
+    def decorated(test: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(test)
+        async def whole(**fixtures: Any) -> None:
+            async with asyncio.timeout(LONG), place() as opened:
+                await test(opened, **fixtures)
 
-    run(inside())
+        _, *fixtures = inspect.signature(test).parameters.values()
+        whole.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]  # pytest looks here for fixtures
+        return whole
+
+    return decorated
+
+
+in_world = inside(World)

@@ -1,6 +1,8 @@
 """Hypothesis profiles (HYPOTHESIS_PROFILE: `dev`, the default, `mutants`, `soak`) and how workers share tests."""
 
+import asyncio
 import functools
+import inspect
 import os
 import re
 from pathlib import Path
@@ -62,6 +64,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if os.environ.get("PRINT_SIZE"):
         size.record(each for kind in ("", "passed", "failed") for each in terminalreporter.stats.get(kind, []))
         terminalreporter.write_line("\n".join(size.report()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 from unittest import mock
 
-from client_world import run
+from client_world import inside
 from http_answers import get
 from pair_of_brokers import Member, Pair
 from service_setup import eventually
@@ -80,23 +80,6 @@ class RunningPair:
         await self.serving(number, times)
 
 
-@asynccontextmanager
-async def running() -> AsyncIterator[RunningPair]:
-    pair = Pair()
-    pair.move(0)
-    both = RunningPair(pair)
-    try:
-        await both.serving(0)
-        await eventually(lambda: both.services[1].count("standing by"))
-        yield both
-    finally:
-        pair.move(None)
-        for service in both.services:
-            if not service.task.done():
-                await service.stop()
-        pair.close()
-
-
 FAST: dict[Any, dict[str, float]] = {
     takeover: {"PAUSE": 0.02, "SLICE": 0.2, "READ_SECONDS": 0.02},
     process: {"SWITCH_DRAIN": 0.1, "LOOK": 0.02, "WATCH": 0.1},
@@ -105,12 +88,24 @@ FAST: dict[Any, dict[str, float]] = {
 """Shorter waits."""
 
 
-def on_a_pair(test: Callable[[RunningPair], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with running() as both:
-            await test(both)
-
+@asynccontextmanager
+async def running() -> AsyncIterator[RunningPair]:
     with ExitStack() as patches:
         for module, values in FAST.items():
             patches.enter_context(mock.patch.multiple(module, **values))
-        run(whole())
+        pair = Pair()
+        pair.move(0)
+        both = RunningPair(pair)
+        try:
+            await both.serving(0)
+            await eventually(lambda: both.services[1].count("standing by"))
+            yield both
+        finally:
+            pair.move(None)
+            for service in both.services:
+                if not service.task.done():
+                    await service.stop()
+            pair.close()
+
+
+on_a_pair = inside(running)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
-from client_world import World, run
+from client_world import World, inside
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import Outcome, Transaction
@@ -39,14 +38,7 @@ class DirectWorld(World):
         return [frame for link in self.links for frame in link.sent]
 
 
-def in_direct_world(test: Callable[[DirectWorld], Awaitable[None]]) -> None:
-    """Run a test in a new world."""
-
-    async def inside() -> None:
-        async with DirectWorld() as world:
-            await test(world)
-
-    run(inside())
+in_direct_world = inside(DirectWorld)
 
 
 async def commit_one(client: Client, topic: str, value: bytes) -> Transaction:

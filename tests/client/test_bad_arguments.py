@@ -106,19 +106,17 @@ BAD: list[tuple[Call, type[CallerError], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "text"), BAD)
-def test_invalid_argument_is_rejected_and_the_client_stays_usable(
-    call: Call, error: type[CallerError], text: str
+@in_world
+async def test_invalid_argument_is_rejected_and_the_client_stays_usable(
+    world: World, call: Call, error: type[CallerError], text: str
 ) -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        with pytest.raises(error) as caught:
-            await call(client)
-        assert text in str(caught.value)
-        async with client.transaction() as txn:
-            await txn.send("orders", b"fine")
-        assert values(world.broker, "orders") == [b"fine"]
-
-    in_world(test)
+    client = await world.client()
+    with pytest.raises(error) as caught:
+        await call(client)
+    assert text in str(caught.value)
+    async with client.transaction() as txn:
+        await txn.send("orders", b"fine")
+    assert values(world.broker, "orders") == [b"fine"]
 
 
 class EncodingStream:
@@ -141,44 +139,40 @@ class EncodingStream:
         self._connection.lost()
 
 
-def test_request_that_cannot_be_encoded_fails_alone() -> None:
-    async def test(world: World) -> None:
-        async def dial() -> Link:
-            return ServiceLink(EncodingStream(world.engine))  # type: ignore[arg-type]  # a stream for tests
+@in_world
+async def test_request_that_cannot_be_encoded_fails_alone(world: World) -> None:
+    async def dial() -> Link:
+        return ServiceLink(EncodingStream(world.engine))  # type: ignore[arg-type]  # a stream for tests
 
-        client = await world.client(dial=dial)
-        session = client.session
-        too_large = session.ask("queries", lambda number: Query(number, TxnId(0, 2**70)))
-        async with asyncio.timeout(60), client.transaction() as txn:
-            await txn.send("orders", b"fine")
-            error, number = await asyncio.gather(too_large, client.committed_number("n"), return_exceptions=True)
-            broken = session.core.begin()
-            never: Any = EndPlan(True, None, positions=("x",))  # type: ignore[arg-type]  # on purpose
-            with pytest.raises(InvalidRequest, match="cannot be encoded"):
-                await session.result(lambda future: session.end(broken, never._replace(waiter=future)))
-        assert isinstance(error, InvalidRequest)
-        assert "the request cannot be encoded: ValueError" in str(error)
-        assert number == 0
-        assert values(world.broker, "orders") == [b"fine"]
-
-    in_world(test)
+    client = await world.client(dial=dial)
+    session = client.session
+    too_large = session.ask("queries", lambda number: Query(number, TxnId(0, 2**70)))
+    async with asyncio.timeout(60), client.transaction() as txn:
+        await txn.send("orders", b"fine")
+        error, number = await asyncio.gather(too_large, client.committed_number("n"), return_exceptions=True)
+        broken = session.core.begin()
+        never: Any = EndPlan(True, None, positions=("x",))  # type: ignore[arg-type]  # on purpose
+        with pytest.raises(InvalidRequest, match="cannot be encoded"):
+            await session.result(lambda future: session.end(broken, never._replace(waiter=future)))
+    assert isinstance(error, InvalidRequest)
+    assert "the request cannot be encoded: ValueError" in str(error)
+    assert number == 0
+    assert values(world.broker, "orders") == [b"fine"]
 
 
-def test_internal_error_while_sending_fails_all_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_world
+async def test_internal_error_while_sending_fails_all_callers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Outbox, *arguments: Any) -> None:
         raise OverflowError("some defect")
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send("orders", b"one")
-        monkeypatch.setattr(Outbox, "take", broken)
-        async with asyncio.timeout(60):
-            with pytest.raises(ClientBroken, match="some defect"):
-                await client.send("orders", b"two")
-            with pytest.raises(ClientBroken):
-                await client.send("orders", b"three")
-
-    in_world(test)
+    client = await world.client()
+    await client.send("orders", b"one")
+    monkeypatch.setattr(Outbox, "take", broken)
+    async with asyncio.timeout(60):
+        with pytest.raises(ClientBroken, match="some defect"):
+            await client.send("orders", b"two")
+        with pytest.raises(ClientBroken):
+            await client.send("orders", b"three")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_world import LONG, run
+from client_world import LONG
 
 from txnbuffer import connect
 from txnbuffer.client import connection
@@ -32,63 +32,54 @@ class Held:
 
 
 @pytest.mark.parametrize(("module", "name"), [(connection, "open_broker"), (engine, "take_over")])
-def test_log_is_closed_if_opening_is_cancelled(
+async def test_log_is_closed_if_opening_is_cancelled(
     module: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        address = f"file:{tmp_path}/log"
-        with monkeypatch.context() as patch:
-            held = Held(getattr(module, name))
-            patch.setattr(module, name, held)
-            task = asyncio.ensure_future(connect(address).open())
-            assert await asyncio.to_thread(held.begun.wait, LONG)
-            for _ in range(2):
-                task.cancel()
-                await asyncio.sleep(0)
-            assert not task.done()
-            held.go_on.set()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-        async with connect(address) as client:
-            await client.send("log", b"mine")
-
-    run(test())
-
-
-def test_log_is_closed_if_closing_is_cancelled(tmp_path: Path) -> None:
-    async def test() -> None:
-        address = f"file:{tmp_path}/log"
-        for number in range(3):
-            client = await connect(address).open()
-            await client.send("log", b"%d" % number)
-            closing = asyncio.ensure_future(client.close())
-            for _ in range(number + 1):
-                await asyncio.sleep(0)
-            closing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await closing
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-        async with connect(address) as client, await client.reader("log") as reader:
-            batch = await reader.read(timeout=LONG)
-            assert [record.value for record in batch or ()] == [b"0", b"1", b"2"]
-
-    run(test())
-
-
-def test_session_whose_open_was_cancelled_does_not_connect() -> None:
-    async def test() -> None:
-        dialled = asyncio.Event()
-
-        async def dial() -> Link:
-            dialled.set()
-            raise ServiceUnavailable("it is being started")
-
-        opening = asyncio.ensure_future(ClientSession(dial, LONG).open())
-        await dialled.wait()
-        opening.cancel()
+    address = f"file:{tmp_path}/log"
+    with monkeypatch.context() as patch:
+        held = Held(getattr(module, name))
+        patch.setattr(module, name, held)
+        task = asyncio.ensure_future(connect(address).open())
+        assert await asyncio.to_thread(held.begun.wait, LONG)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not task.done()
+        held.go_on.set()
         with pytest.raises(asyncio.CancelledError):
-            await opening
+            await task
         assert asyncio.all_tasks() == {asyncio.current_task()}
+    async with connect(address) as client:
+        await client.send("log", b"mine")
 
-    run(test())
+
+async def test_log_is_closed_if_closing_is_cancelled(tmp_path: Path) -> None:
+    address = f"file:{tmp_path}/log"
+    for number in range(3):
+        client = await connect(address).open()
+        await client.send("log", b"%d" % number)
+        closing = asyncio.ensure_future(client.close())
+        for _ in range(number + 1):
+            await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+    async with connect(address) as client, await client.reader("log") as reader:
+        batch = await reader.read(timeout=LONG)
+        assert [record.value for record in batch or ()] == [b"0", b"1", b"2"]
+
+
+async def test_session_whose_open_was_cancelled_does_not_connect() -> None:
+    dialled = asyncio.Event()
+
+    async def dial() -> Link:
+        dialled.set()
+        raise ServiceUnavailable("it is being started")
+
+    opening = asyncio.ensure_future(ClientSession(dial, LONG).open())
+    await dialled.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert asyncio.all_tasks() == {asyncio.current_task()}

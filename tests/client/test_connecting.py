@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -35,14 +34,11 @@ def test_port_of_an_address_is_not_another_port(port: str) -> None:
         run(connect(f"txnbuf://127.0.0.1:{port}").open())
 
 
-def test_errors_of_opening_a_cluster_are_raised() -> None:
-    async def test() -> None:
-        with pytest.raises(InvalidAddress):
-            await connect("pulsar://localhost/x").open()
-        with pytest.raises(CallerError, match="choose one"):
-            await connect("pulsar://localhost:1", broker_options={"token": "t", "token_file": "f"}).open()
-
-    asyncio.run(test())
+async def test_errors_of_opening_a_cluster_are_raised() -> None:
+    with pytest.raises(InvalidAddress):
+        await connect("pulsar://localhost/x").open()
+    with pytest.raises(CallerError, match="choose one"):
+        await connect("pulsar://localhost:1", broker_options={"token": "t", "token_file": "f"}).open()
 
 
 @pytest.mark.parametrize(

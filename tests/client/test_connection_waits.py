@@ -32,23 +32,20 @@ async def until(number: int, caplog: pytest.LogCaptureFixture) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_an_error_that_ends_a_session_stays() -> None:
-    async def test() -> None:
-        answers = [ServiceUnavailable(REASON), InvalidRequest("open a new client")]
+async def test_an_error_that_ends_a_session_stays() -> None:
+    answers = [ServiceUnavailable(REASON), InvalidRequest("open a new client")]
 
-        async def connect() -> Link:
-            raise answers.pop(0)
+    async def connect() -> Link:
+        raise answers.pop(0)
 
-        session = ClientSession(connect, 0.2)
-        session.begin()
-        await eventually(lambda: not answers)
-        for _ in range(2):  # also after `max_unavailable`
-            await asyncio.sleep(0.4)
-            with pytest.raises(InvalidRequest, match="open a new client"):
-                session.check()
-        await session.close()
-
-    run(test())
+    session = ClientSession(connect, 0.2)
+    session.begin()
+    await eventually(lambda: not answers)
+    for _ in range(2):  # also after `max_unavailable`
+        await asyncio.sleep(0.4)
+        with pytest.raises(InvalidRequest, match="open a new client"):
+            session.check()
+    await session.close()
 
 
 async def refuse() -> Link:

@@ -55,19 +55,17 @@ def test_dead_letter_has_all_properties_in_a_bounded_number(count: int, others: 
         assert (unpacked(again), len(again)) == (properties, KEPT_PROPERTIES + 1 + len(ADDED))
 
 
-def test_record_with_the_maximum_of_properties_becomes_a_dead_letter() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        properties = {f"p{number}": str(number) for number in range(1000)}
-        await client.send("source", b"1", key="k", properties=properties)
-        done = await client.process("source", "g", fails, on_error=dead_letter("bad"), idle_timeout=0.05)
-        assert done.dead_letters == 1
-        (letter,) = read_all(world.broker, "bad")
-        assert (letter.key, letter.value) == (b"k", b"1")
-        assert letter.properties["dead_letter_error"] == "ValueError: not this one"
-        assert unpacked(letter.properties) == properties
-
-    in_world(test)
+@in_world
+async def test_record_with_the_maximum_of_properties_becomes_a_dead_letter(world: World) -> None:
+    client = await world.client()
+    properties = {f"p{number}": str(number) for number in range(1000)}
+    await client.send("source", b"1", key="k", properties=properties)
+    done = await client.process("source", "g", fails, on_error=dead_letter("bad"), idle_timeout=0.05)
+    assert done.dead_letters == 1
+    (letter,) = read_all(world.broker, "bad")
+    assert (letter.key, letter.value) == (b"k", b"1")
+    assert letter.properties["dead_letter_error"] == "ValueError: not this one"
+    assert unpacked(letter.properties) == properties
 
 
 class Reversed:
@@ -80,14 +78,12 @@ class Reversed:
         return data[::-1]
 
 
-def test_dead_letters_are_single_messages_although_the_client_sends_record_sets() -> None:
-    async def test(world: DirectWorld) -> None:
-        client = await world.client()
-        client.batching = "records"
-        client.serializers = Serializers(None, {"bad": Reversed()})
-        await client.send_many("source", [b"12", b"34"])
-        done = await client.process("source", "g", fails, on_error=dead_letter("bad"), idle_timeout=0.05)
-        assert done.dead_letters == 2
-        await until(lambda: [record.value for record in read_all(world.broker, "bad")] == [b"12", b"34"])
-
-    in_direct_world(test)
+@in_direct_world
+async def test_dead_letters_are_single_messages_although_the_client_sends_record_sets(world: DirectWorld) -> None:
+    client = await world.client()
+    client.batching = "records"
+    client.serializers = Serializers(None, {"bad": Reversed()})
+    await client.send_many("source", [b"12", b"34"])
+    done = await client.process("source", "g", fails, on_error=dead_letter("bad"), idle_timeout=0.05)
+    assert done.dead_letters == 2
+    await until(lambda: [record.value for record in read_all(world.broker, "bad")] == [b"12", b"34"])

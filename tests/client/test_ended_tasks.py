@@ -65,24 +65,21 @@ def test_background_task_can_use_its_client_after_the_end_of_the_main_one(tmp_pa
 
 
 @pytest.mark.parametrize("which", ["_run", "_keep_time"])
-def test_calls_end_with_an_error_once_a_task_of_the_session_has_ended(which: str) -> None:
-    async def main() -> None:
-        client = await connect("memory:")
-        await client.send("log", b"v")
-        (task,) = [one for one in asyncio.all_tasks() if f"ClientSession.{which}" in repr(one.get_coro())]
-        waiting = asyncio.ensure_future(client.session.result(lambda future: None))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        async with asyncio.timeout(SECONDS):
-            with pytest.raises(ClientBroken, match="were cancelled"):
-                await client.send("log", b"v")
-            with pytest.raises(ClientBroken, match="were cancelled"):
-                await client.transaction().begin()
-            waiting.cancel()
-            await client.close()
-
-    asyncio.run(main())
+async def test_calls_end_with_an_error_once_a_task_of_the_session_has_ended(which: str) -> None:
+    client = await connect("memory:")
+    await client.send("log", b"v")
+    (task,) = [one for one in asyncio.all_tasks() if f"ClientSession.{which}" in repr(one.get_coro())]
+    waiting = asyncio.ensure_future(client.session.result(lambda future: None))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(ClientBroken, match="were cancelled"):
+            await client.send("log", b"v")
+        with pytest.raises(ClientBroken, match="were cancelled"):
+            await client.transaction().begin()
+        waiting.cancel()
+        await client.close()
 
 
 class OpenStream:
@@ -99,63 +96,55 @@ class OpenStream:
 
 
 @pytest.mark.parametrize("which", ["_read", "_write"])
-def test_calls_end_with_an_error_once_a_task_of_the_connection_has_ended(which: str) -> None:
-    async def main() -> None:
-        links: list[ServiceLink] = []
+async def test_calls_end_with_an_error_once_a_task_of_the_connection_has_ended(which: str) -> None:
+    links: list[ServiceLink] = []
 
-        async def dial() -> Link:
-            links.append(ServiceLink(OpenStream()))  # type: ignore[arg-type]  # a stream for tests
-            return links[-1]
+    async def dial() -> Link:
+        links.append(ServiceLink(OpenStream()))  # type: ignore[arg-type]  # a stream for tests
+        return links[-1]
 
-        session = ClientSession(dial, SECONDS)
-        opening = asyncio.ensure_future(session.open())
-        await eventually(lambda: links and links[0]._tasks)
-        links[0]._user.receive(ServerFrame(welcome=Welcome("session", 0, 1, 1_000_000)))
-        await opening
-        (task,) = [one for one in asyncio.all_tasks() if f"ServiceLink.{which}" in repr(one.get_coro())]
-        task.cancel()
-        async with asyncio.timeout(SECONDS):
-            with pytest.raises(ClientBroken, match="were cancelled"):
-                await session.result(session.core.wait_to_begin)
-        await session.close()
-
-    asyncio.run(main())
+    session = ClientSession(dial, SECONDS)
+    opening = asyncio.ensure_future(session.open())
+    await eventually(lambda: links and links[0]._tasks)
+    links[0]._user.receive(ServerFrame(welcome=Welcome("session", 0, 1, 1_000_000)))
+    await opening
+    (task,) = [one for one in asyncio.all_tasks() if f"ServiceLink.{which}" in repr(one.get_coro())]
+    task.cancel()
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(ClientBroken, match="were cancelled"):
+            await session.result(session.core.wait_to_begin)
+    await session.close()
 
 
-def test_client_that_writes_to_a_cluster_itself_gets_this_error_too() -> None:
-    async def test(world: DirectWorld) -> None:
-        client = await world.client()
-        with pytest.raises(InvalidRequest, match="another event loop"):
-            await asyncio.to_thread(asyncio.run, client.send("log", b"v"))
-
-    in_direct_world(test)
+@in_direct_world
+async def test_client_that_writes_to_a_cluster_itself_gets_this_error_too(world: DirectWorld) -> None:
+    client = await world.client()
+    with pytest.raises(InvalidRequest, match="another event loop"):
+        await asyncio.to_thread(asyncio.run, client.send("log", b"v"))
 
 
-def test_client_on_another_event_loop_gets_an_error_of_the_library() -> None:
-    async def main() -> None:
-        async with connect("memory:") as client:
-            await client.send("log", b"v")
-            stream = client.stream("log")
+async def test_client_on_another_event_loop_gets_an_error_of_the_library() -> None:
+    async with connect("memory:") as client:
+        await client.send("log", b"v")
+        stream = client.stream("log")
 
-            def elsewhere() -> None:
-                async def use() -> None:
-                    with pytest.raises(InvalidRequest, match="another event loop"):
-                        await client.send("log", b"v")
-                    with pytest.raises(InvalidRequest, match="another event loop"):
-                        await client.transaction().begin()
-                    with pytest.raises(InvalidRequest, match="another event loop"):
-                        await stream.next(timeout=SECONDS)
-                    with pytest.raises(InvalidRequest, match="another event loop"):
-                        await client.cursors.add("log", "cursor")
-                    with pytest.raises(InvalidRequest, match="another event loop"):
-                        await client.close()
+        def elsewhere() -> None:
+            async def use() -> None:
+                with pytest.raises(InvalidRequest, match="another event loop"):
+                    await client.send("log", b"v")
+                with pytest.raises(InvalidRequest, match="another event loop"):
+                    await client.transaction().begin()
+                with pytest.raises(InvalidRequest, match="another event loop"):
+                    await stream.next(timeout=SECONDS)
+                with pytest.raises(InvalidRequest, match="another event loop"):
+                    await client.cursors.add("log", "cursor")
+                with pytest.raises(InvalidRequest, match="another event loop"):
+                    await client.close()
 
-                asyncio.run(use())
+            asyncio.run(use())
 
-            await asyncio.to_thread(elsewhere)
-            await client.send("log", b"it is still open")
-
-    asyncio.run(main())
+        await asyncio.to_thread(elsewhere)
+        await client.send("log", b"it is still open")
 
 
 def test_client_can_be_closed_after_the_end_of_its_event_loop(tmp_path: Path) -> None:

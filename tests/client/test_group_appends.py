@@ -20,58 +20,52 @@ def appended(world: DirectWorld) -> list[int]:
     return [sum(len(batch) for _, batch in held.appends) for held in world.handles[0].faults.held]
 
 
-def test_groups_are_appended_while_callers_send_more() -> None:
-    async def test(world: DirectWorld) -> None:
-        client = await world.client()
-        await commit_one(client, "log", b"first")
-        transactions = await begun(client, (MAX_IN_FLIGHT + 1) * GROUP + 1)
-        faults = world.handles[0].faults
-        faults.hold(topic="log")
-        for at, txn in enumerate(transactions):
-            assert appended(world) == [GROUP] * min(at // GROUP, MAX_IN_FLIGHT)  # no iteration of the loop between
-            await txn.send("log", str(at))
-        faults.release()
-        await asyncio.gather(*(txn.commit() for txn in transactions))
-        expected = [b"first", *(str(at).encode() for at in range(len(transactions)))]
-        await until(lambda: values(world.broker, "log") == expected)
-
-    in_direct_world(test)
+@in_direct_world
+async def test_groups_are_appended_while_callers_send_more(world: DirectWorld) -> None:
+    client = await world.client()
+    await commit_one(client, "log", b"first")
+    transactions = await begun(client, (MAX_IN_FLIGHT + 1) * GROUP + 1)
+    faults = world.handles[0].faults
+    faults.hold(topic="log")
+    for at, txn in enumerate(transactions):
+        assert appended(world) == [GROUP] * min(at // GROUP, MAX_IN_FLIGHT)  # no iteration of the loop between
+        await txn.send("log", str(at))
+    faults.release()
+    await asyncio.gather(*(txn.commit() for txn in transactions))
+    expected = [b"first", *(str(at).encode() for at in range(len(transactions)))]
+    await until(lambda: values(world.broker, "log") == expected)
 
 
-def test_a_few_records_are_one_append_at_the_end_of_the_iteration() -> None:
-    async def test(world: DirectWorld) -> None:
-        client = await world.client()
-        await commit_one(client, "log", b"first")
-        transactions = await begun(client, GROUP - 1)
-        faults = world.handles[0].faults
-        faults.hold(topic="log")
-        for txn in transactions:
-            await txn.send("log", b"v")
-        assert appended(world) == []
-        await until(lambda: appended(world) == [GROUP - 1])
-        faults.release()
-        await asyncio.gather(*(txn.commit() for txn in transactions))
-
-    in_direct_world(test)
+@in_direct_world
+async def test_a_few_records_are_one_append_at_the_end_of_the_iteration(world: DirectWorld) -> None:
+    client = await world.client()
+    await commit_one(client, "log", b"first")
+    transactions = await begun(client, GROUP - 1)
+    faults = world.handles[0].faults
+    faults.hold(topic="log")
+    for txn in transactions:
+        await txn.send("log", b"v")
+    assert appended(world) == []
+    await until(lambda: appended(world) == [GROUP - 1])
+    faults.release()
+    await asyncio.gather(*(txn.commit() for txn in transactions))
 
 
-def test_no_group_is_appended_before_the_session_is_back() -> None:
-    async def test(world: DirectWorld) -> None:
-        client = await world.client()
-        await commit_one(client, "log", b"first")
-        transactions = await begun(client, GROUP)
-        faults = world.handles[0].faults
-        faults.hold(topic="log")
-        world.reachable = False
-        world.cut()
-        await until(lambda: not client.session.core.welcomed)
-        for txn in transactions:
-            await txn.send("log", b"v")
-        assert appended(world) == []
-        world.reachable = True
-        await until(lambda: appended(world) == [GROUP])
-        faults.release()
-        await asyncio.gather(*(txn.commit() for txn in transactions))
-        await until(lambda: len(values(world.broker, "log")) == 1 + GROUP)
-
-    in_direct_world(test)
+@in_direct_world
+async def test_no_group_is_appended_before_the_session_is_back(world: DirectWorld) -> None:
+    client = await world.client()
+    await commit_one(client, "log", b"first")
+    transactions = await begun(client, GROUP)
+    faults = world.handles[0].faults
+    faults.hold(topic="log")
+    world.reachable = False
+    world.cut()
+    await until(lambda: not client.session.core.welcomed)
+    for txn in transactions:
+        await txn.send("log", b"v")
+    assert appended(world) == []
+    world.reachable = True
+    await until(lambda: appended(world) == [GROUP])
+    faults.release()
+    await asyncio.gather(*(txn.commit() for txn in transactions))
+    await until(lambda: len(values(world.broker, "log")) == 1 + GROUP)

@@ -8,7 +8,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from client_world import run
 from commands import txnbuf
 from raw_session import transactional
 from service_process import ServiceProcess
@@ -80,20 +79,17 @@ def test_a_group_that_ends_idle_says_what_is_held_back(tmp_path: Path, caplog: p
         assert client.process("orders", "g", lambda txn, record: None, idle_timeout=0.05).held_back == ()
 
 
-def test_a_commit_of_branches_does_not_wait_for_an_older_transaction() -> None:
-    async def work() -> None:
-        async with connect("memory:") as client, client.transaction() as older:
-            await older.send("orders", "open")
-            await client.send("orders", "beside")
-            job = Participant(client, "job", 1)
-            await job.begin()
-            await job.send_batch("orders", Batch.of([Message(value=b"row")]))
-            branch = await job.finish()
-            async with asyncio.timeout(60):
-                assert await commit_branches(client, "job", 1, [branch])
-            assert not older.over
-
-    asyncio.run(work())
+async def test_a_commit_of_branches_does_not_wait_for_an_older_transaction() -> None:
+    async with connect("memory:") as client, client.transaction() as older:
+        await older.send("orders", "open")
+        await client.send("orders", "beside")
+        job = Participant(client, "job", 1)
+        await job.begin()
+        await job.send_batch("orders", Batch.of([Message(value=b"row")]))
+        branch = await job.finish()
+        async with asyncio.timeout(60):
+            assert await commit_branches(client, "job", 1, [branch])
+        assert not older.over
 
 
 def test_commands_say_what_is_held_back(tmp_path: Path) -> None:
@@ -134,23 +130,20 @@ def test_commands_on_a_service_say_what_is_held_back_from_topics_and_groups(tmp_
         open_one.abort()
 
 
-def test_a_service_says_what_is_held_back_and_until_when() -> None:
-    async def work() -> None:
-        broker = MemoryBroker()
-        async with engine_on(broker, config=CoordinatorConfig(transaction_timeout=100.0)) as engine:
-            session, ids = await session_on(engine, "orders")
-            await session.write(("orders", transactional(ids[:1])))
-            engine.effects.tick()
-            assert b"held_back_topics 0" in exposition(metrics(engine))
-            await session.write(("orders", transactional(ids[1:3])))
-            engine.effects.ask()
-            engine.effects.tick()
-            assert b"held_back_topics 1" in exposition(metrics(engine))
-            found = (await ServiceAdmin(engine).describe({"topic": "orders"}))["held_back"]
-            assert (found["messages"], found["txn"]) == (2, f"0:{ids[0]}")
-            assert 90_000 < found["until"] - found["since"] < 110_000
-
-    run(work())
+async def test_a_service_says_what_is_held_back_and_until_when() -> None:
+    broker = MemoryBroker()
+    async with engine_on(broker, config=CoordinatorConfig(transaction_timeout=100.0)) as engine:
+        session, ids = await session_on(engine, "orders")
+        await session.write(("orders", transactional(ids[:1])))
+        engine.effects.tick()
+        assert b"held_back_topics 0" in exposition(metrics(engine))
+        await session.write(("orders", transactional(ids[1:3])))
+        engine.effects.ask()
+        engine.effects.tick()
+        assert b"held_back_topics 1" in exposition(metrics(engine))
+        found = (await ServiceAdmin(engine).describe({"topic": "orders"}))["held_back"]
+        assert (found["messages"], found["txn"]) == (2, f"0:{ids[0]}")
+        assert 90_000 < found["until"] - found["since"] < 110_000
 
 
 def test_a_reader_of_all_records_is_held_back_by_nothing(tmp_path: Path) -> None:
@@ -166,28 +159,25 @@ def test_a_reader_of_all_records_is_held_back_by_nothing(tmp_path: Path) -> None
             assert reader.held_back() == []
 
 
-def test_a_commit_that_waits_returns_once_readers_get_its_records(tmp_path: Path) -> None:
-    async def work() -> None:
-        address = f"file:{tmp_path / 'log'}"
-        async with connect(address) as client:
-            older, newer, later = [await client.transaction().begin() for _ in range(3)]
-            await older.send("a", "older")
-            await newer.send("b", "newer")
-            await newer.send("a", "newer")
-            with open_broker(address, read_only=True) as broker:
-                await eventually(lambda: count(broker, "read_uncommitted") == 2)
-                await later.send("a", "later")
-                await eventually(lambda: count(broker, "read_uncommitted") == 3)
-                commit = asyncio.ensure_future(newer.commit(wait_visible=True))
-                await asyncio.sleep(0.3)
-                assert not commit.done()
-                assert await client.outcome(newer.id) is Outcome.COMMIT
-                await older.commit()
-                await commit  # `later` is open, but began after its last record
-                assert count(broker, "read_committed") == 2
-                await later.abort()
-
-    run(work())
+async def test_a_commit_that_waits_returns_once_readers_get_its_records(tmp_path: Path) -> None:
+    address = f"file:{tmp_path / 'log'}"
+    async with connect(address) as client:
+        older, newer, later = [await client.transaction().begin() for _ in range(3)]
+        await older.send("a", "older")
+        await newer.send("b", "newer")
+        await newer.send("a", "newer")
+        with open_broker(address, read_only=True) as broker:
+            await eventually(lambda: count(broker, "read_uncommitted") == 2)
+            await later.send("a", "later")
+            await eventually(lambda: count(broker, "read_uncommitted") == 3)
+            commit = asyncio.ensure_future(newer.commit(wait_visible=True))
+            await asyncio.sleep(0.3)
+            assert not commit.done()
+            assert await client.outcome(newer.id) is Outcome.COMMIT
+            await older.commit()
+            await commit  # `later` is open, but began after its last record
+            assert count(broker, "read_committed") == 2
+            await later.abort()
 
 
 def count(broker: Broker, isolation: str) -> int:
@@ -198,19 +188,16 @@ def count(broker: Broker, isolation: str) -> int:
         return 0
 
 
-def test_a_commit_that_waits_too_long_names_the_transaction_in_the_way() -> None:
-    async def work() -> None:
-        broker, config = MemoryBroker(), CoordinatorConfig(visible_timeout=0.2)
-        async with engine_on(broker, config=config) as engine:
-            session, ids = await session_on(engine, "a")
-            await session.write(("a", transactional(ids[:1])))
-            await session.write(("a", transactional(ids[1:2])))
-            commit = Commit(500, TxnId(0, ids[1]), ("a",), (1,), wait_visible=True)
-            session.link.send(ClientFrame(commits=(commit,)))
-            await session.until(lambda: 500 in session.answers)
-            assert isinstance(session.answers[500], NotVisible)
-            assert f"transaction 0:{ids[1]} is committed, but not visible" in str(session.answers[500])
-            assert f"the older transaction 0:{ids[0]} is still open" in str(session.answers[500])
-            assert engine.effects.visible.idle
-
-    run(work())
+async def test_a_commit_that_waits_too_long_names_the_transaction_in_the_way() -> None:
+    broker, config = MemoryBroker(), CoordinatorConfig(visible_timeout=0.2)
+    async with engine_on(broker, config=config) as engine:
+        session, ids = await session_on(engine, "a")
+        await session.write(("a", transactional(ids[:1])))
+        await session.write(("a", transactional(ids[1:2])))
+        commit = Commit(500, TxnId(0, ids[1]), ("a",), (1,), wait_visible=True)
+        session.link.send(ClientFrame(commits=(commit,)))
+        await session.until(lambda: 500 in session.answers)
+        assert isinstance(session.answers[500], NotVisible)
+        assert f"transaction 0:{ids[1]} is committed, but not visible" in str(session.answers[500])
+        assert f"the older transaction 0:{ids[0]} is still open" in str(session.answers[500])
+        assert engine.effects.visible.idle

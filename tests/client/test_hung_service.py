@@ -116,23 +116,20 @@ class Hanging:
         self.closed += 1
 
 
-def test_admin_requests_do_not_wait_for_one_another() -> None:
-    async def test() -> None:
-        links = Hanging()
-        admin = AdminClients([links.connect], 60.0)
-        requests = [asyncio.ensure_future(admin.ask("t", "List", {}, 60.0)) for _ in range(5)]
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert (links.opened, links.asked) == (1, 5)
-        assert await asyncio.gather(*requests) == [7] * 5
-        assert (links.opened, links.closed) == (2, 1), "closed once no request uses it"
-        await admin.close()
-        assert links.closed == 2
-
-    run(test())
+async def test_admin_requests_do_not_wait_for_one_another() -> None:
+    links = Hanging()
+    admin = AdminClients([links.connect], 60.0)
+    requests = [asyncio.ensure_future(admin.ask("t", "List", {}, 60.0)) for _ in range(5)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (links.opened, links.asked) == (1, 5)
+    assert await asyncio.gather(*requests) == [7] * 5
+    assert (links.opened, links.closed) == (2, 1), "closed once no request uses it"
+    await admin.close()
+    assert links.closed == 2
 
 
-def test_a_cancelled_admin_request_stops_connecting() -> None:
+async def test_a_cancelled_admin_request_stops_connecting() -> None:
     cancelled: list[str] = []
 
     async def never() -> Hanging:
@@ -143,12 +140,9 @@ def test_a_cancelled_admin_request_stops_connecting() -> None:
             raise
         raise AssertionError("unreachable")
 
-    async def test() -> None:
-        admin = AdminClients([never], 60.0)
-        request = asyncio.ensure_future(admin.ask("t", "List", {}))
-        await asyncio.sleep(0.01)
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
-        assert cancelled == ["connecting"]
-
-    run(test())
+    admin = AdminClients([never], 60.0)
+    request = asyncio.ensure_future(admin.ask("t", "List", {}))
+    await asyncio.sleep(0.01)
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    assert cancelled == ["connecting"]

@@ -42,52 +42,36 @@ def numbers(world: World, topic: str = "target") -> list[int]:
     return [int(value or b"") for value in values(world.broker, topic)]
 
 
-def test_each_record_is_handled_once_over_many_restarts() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        await fill(client, *map(str, range(25)))
-        first = await client.process("source", "g", double, batch=10, idle_timeout=0.05)
-        assert (first.records, first.transactions) == (25, 3)
-        second = await client.process("source", "g", double, idle_timeout=0.05)
-        assert (second.records, second.transactions) == (0, 0)
-        await fill(client, "100")
-        other = await world.client()
-        assert (await other.process("source", "g", double, idle_timeout=0.05)).records == 1
-        assert numbers(world) == [*range(0, 50, 2), 200]
-        assert (await other.process("source", "another group", double, idle_timeout=0.05)).records == 26
-
-    in_world(test)
+@in_world
+async def test_each_record_is_handled_once_over_many_restarts(world: World) -> None:
+    client = await world.client()
+    await fill(client, *map(str, range(25)))
+    first = await client.process("source", "g", double, batch=10, idle_timeout=0.05)
+    assert (first.records, first.transactions) == (25, 3)
+    second = await client.process("source", "g", double, idle_timeout=0.05)
+    assert (second.records, second.transactions) == (0, 0)
+    await fill(client, "100")
+    other = await world.client()
+    assert (await other.process("source", "g", double, idle_timeout=0.05)).records == 1
+    assert numbers(world) == [*range(0, 50, 2), 200]
+    assert (await other.process("source", "another group", double, idle_timeout=0.05)).records == 26
 
 
-def test_several_topics_with_a_start() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        await fill(client, "1", "2", topic="a")
-        await fill(client, "3", topic="b")
-        done = await client.process(["a", "b"], "g", double, idle_timeout=0.05)
-        assert done.records == 3
-        assert sorted(numbers(world)) == [2, 4, 6]
-        assert (await client.process("a", "late", double, start="end", idle_timeout=0.05)).records == 0
-        with pytest.raises(TopicNotFound):
-            await client.process("nowhere", "g", double, idle_timeout=0.05)
-
-    in_world(test)
+@in_world
+async def test_several_topics_with_a_start(world: World) -> None:
+    client = await world.client()
+    await fill(client, "1", "2", topic="a")
+    await fill(client, "3", topic="b")
+    done = await client.process(["a", "b"], "g", double, idle_timeout=0.05)
+    assert done.records == 3
+    assert sorted(numbers(world)) == [2, 4, 6]
+    assert (await client.process("a", "late", double, start="end", idle_timeout=0.05)).records == 0
+    with pytest.raises(TopicNotFound):
+        await client.process("nowhere", "g", double, idle_timeout=0.05)
 
 
-def test_failed_handler_stops_processing_and_loses_nothing() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        await fill(client, "1", "2", "x", "4")
-        with pytest.raises(ValueError, match="invalid literal"):
-            await client.process("source", "g", double)
-        assert await committed(world) == []
-        with pytest.raises(ValueError, match="invalid literal"):
-            await client.process("source", "g", double, batch=1)
-        assert await committed(world) == [2, 4]
-        done = await client.process("source", "g", double, on_error="skip", idle_timeout=0.05)
-        assert (done.records, done.skipped) == (1, 1)
-        assert await committed(world) == [2, 4, 8]
-
+@in_world
+async def test_failed_handler_stops_processing_and_loses_nothing(world: World) -> None:
     async def committed(world: World) -> list[int]:
         """What is visible once everything that was aborted has its marker."""
         client = await world.client()
@@ -96,100 +80,100 @@ def test_failed_handler_stops_processing_and_loses_nothing() -> None:
         await client.close()
         return [number for number in numbers(world) if number]
 
-    in_world(test)
+    client = await world.client()
+    await fill(client, "1", "2", "x", "4")
+    with pytest.raises(ValueError, match="invalid literal"):
+        await client.process("source", "g", double)
+    assert await committed(world) == []
+    with pytest.raises(ValueError, match="invalid literal"):
+        await client.process("source", "g", double, batch=1)
+    assert await committed(world) == [2, 4]
+    done = await client.process("source", "g", double, on_error="skip", idle_timeout=0.05)
+    assert (done.records, done.skipped) == (1, 1)
+    assert await committed(world) == [2, 4, 8]
 
 
-def test_failed_record_becomes_a_dead_letter_with_its_content() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        await fill(client, "1", "x", "3", "y", "z", "6")
-        async with client.transaction() as txn:
-            await txn.delete("source", "gone")
-        done = await client.process("source", "g", double, on_error=dead_letter("bad"), idle_timeout=0.05)
-        assert (done.records, done.dead_letters, done.skipped) == (3, 4, 0)
-        await until(lambda: numbers(world) == [2, 6, 12])
-        found = read_all(world.broker, "bad")
-        assert [record.value for record in found] == [b"x", b"y", b"z", None]
-        assert [record.key for record in found] == [b"x", b"y", b"z", b"gone"]
-        assert found[0].properties["p"] == "x"
-        assert found[0].properties["dead_letter_topic"] == "source"
-        assert found[0].properties["dead_letter_error"].startswith("ValueError")
-        assert Position.parse(found[0].properties["dead_letter_position"])
-
-    in_world(test)
+@in_world
+async def test_failed_record_becomes_a_dead_letter_with_its_content(world: World) -> None:
+    client = await world.client()
+    await fill(client, "1", "x", "3", "y", "z", "6")
+    async with client.transaction() as txn:
+        await txn.delete("source", "gone")
+    done = await client.process("source", "g", double, on_error=dead_letter("bad"), idle_timeout=0.05)
+    assert (done.records, done.dead_letters, done.skipped) == (3, 4, 0)
+    await until(lambda: numbers(world) == [2, 6, 12])
+    found = read_all(world.broker, "bad")
+    assert [record.value for record in found] == [b"x", b"y", b"z", None]
+    assert [record.key for record in found] == [b"x", b"y", b"z", b"gone"]
+    assert found[0].properties["p"] == "x"
+    assert found[0].properties["dead_letter_topic"] == "source"
+    assert found[0].properties["dead_letter_error"].startswith("ValueError")
+    assert Position.parse(found[0].properties["dead_letter_position"])
 
 
-def test_package_error_caused_by_the_record_counts_as_handler_failure() -> None:
+@in_world
+async def test_package_error_caused_by_the_record_counts_as_handler_failure(world: World) -> None:
     async def handler(txn: Transaction, record: Record) -> None:
         await txn.send("target", bytes(int(record.value or b"")))
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await fill(client, "5", str(10**8), "7")
-        done = await client.process("source", "g", handler, on_error="skip", idle_timeout=0.05)
-        assert (done.records, done.skipped) == (2, 1)
-        await until(lambda: [len(value or b"") for value in values(world.broker, "target")] == [5, 7])
-
-    in_world(test)
+    client = await world.client()
+    await fill(client, "5", str(10**8), "7")
+    done = await client.process("source", "g", handler, on_error="skip", idle_timeout=0.05)
+    assert (done.records, done.skipped) == (2, 1)
+    await until(lambda: [len(value or b"") for value in values(world.broker, "target")] == [5, 7])
 
 
-def test_removed_member_commits_nothing_and_joins_again() -> None:
-    async def test(world: World) -> None:
-        zombie, other = await world.client(), await world.client()
-        await fill(zombie, "1", "2")
-        paused, go_on = asyncio.Event(), asyncio.Event()
-        calls = 0
+@in_world
+async def test_removed_member_commits_nothing_and_joins_again(world: World) -> None:
+    zombie, other = await world.client(), await world.client()
+    await fill(zombie, "1", "2")
+    paused, go_on = asyncio.Event(), asyncio.Event()
+    calls = 0
 
-        async def slow(txn: Transaction, record: Record) -> None:
-            nonlocal calls
-            calls += 1
-            await double(txn, record)
-            paused.set()
-            await go_on.wait()
+    async def slow(txn: Transaction, record: Record) -> None:
+        nonlocal calls
+        calls += 1
+        await double(txn, record)
+        paused.set()
+        await go_on.wait()
 
-        working = asyncio.create_task(zombie.process("source", "g", slow, idle_timeout=0.05))
-        await paused.wait()
-        await other.join("g")  # gives up all members
-        go_on.set()
-        done = await working
-        assert (done.records, calls) == (2, 4)
-        await until(lambda: numbers(world) == [2, 4])
-
-    in_world(test)
+    working = asyncio.create_task(zombie.process("source", "g", slow, idle_timeout=0.05))
+    await paused.wait()
+    await other.join("g")  # gives up all members
+    go_on.set()
+    done = await working
+    assert (done.records, calls) == (2, 4)
+    await until(lambda: numbers(world) == [2, 4])
 
 
-def test_same_records_are_not_committed_twice() -> None:
+@in_world
+async def test_same_records_are_not_committed_twice(world: World) -> None:
     """A lost answer: the group has moved though its client was not told."""
-
-    async def test(world: World) -> None:
-        client = await world.client()
-        await fill(client, *map(str, range(10)))
-        world.after = once(lambda frame: any(commit.positions for commit in frame.commits))
-        done = await client.process("source", "g", double, batch=4, idle_timeout=0.1)
-        assert done.records == 10
-        assert len(world.links) == 2
-        await until(lambda: numbers(world) == list(range(0, 20, 2)))
-
-    in_world(test)
+    client = await world.client()
+    await fill(client, *map(str, range(10)))
+    world.after = once(lambda frame: any(commit.positions for commit in frame.commits))
+    done = await client.process("source", "g", double, batch=4, idle_timeout=0.1)
+    assert done.records == 10
+    assert len(world.links) == 2
+    await until(lambda: numbers(world) == list(range(0, 20, 2)))
 
 
-def test_slow_read_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_world
+async def test_slow_read_is_not_idle(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     read = AsyncReader.read
 
     async def slowly(reader: AsyncReader, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
         await asyncio.sleep(0.2)
         return await read(reader, limit=limit, timeout=timeout)
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await fill(client, *map(str, range(30)))
-        monkeypatch.setattr(AsyncReader, "read", slowly)
-        assert (await client.process("source", "g", double, batch=10, idle_timeout=0.05)).records == 30
-
-    in_world(test)
+    client = await world.client()
+    await fill(client, *map(str, range(30)))
+    monkeypatch.setattr(AsyncReader, "read", slowly)
+    assert (await client.process("source", "g", double, batch=10, idle_timeout=0.05)).records == 30
 
 
-def test_aborted_batch_is_handled_again() -> None:
+@in_world
+async def test_aborted_batch_is_handled_again(world: World) -> None:
     calls = 0
 
     async def handler(txn: Transaction, record: Record) -> None:
@@ -199,48 +183,41 @@ def test_aborted_batch_is_handled_again() -> None:
         if calls == 2:
             raise TransactionAborted(txn.id, "somebody said so")
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await fill(client, "1", "2", "3")
-        done = await client.process("source", "g", handler, idle_timeout=0.05)
-        assert (done.records, calls) == (3, 5)
-        await until(lambda: numbers(world) == [2, 4, 6])
-
-    in_world(test)
+    client = await world.client()
+    await fill(client, "1", "2", "3")
+    done = await client.process("source", "g", handler, idle_timeout=0.05)
+    assert (done.records, calls) == (3, 5)
+    await until(lambda: numbers(world) == [2, 4, 6])
 
 
-def test_processing_while_links_break_and_owners_change() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        await fill(client, *map(str, range(300)))
-        working = asyncio.create_task(client.process("source", "g", double, batch=5, idle_timeout=1.0))
-        for turn in range(5):
-            await asyncio.sleep(0.03)
-            if turn % 2:
-                await world.restart()
-            else:
-                world.cut()
+@in_world
+async def test_processing_while_links_break_and_owners_change(world: World) -> None:
+    client = await world.client()
+    await fill(client, *map(str, range(300)))
+    working = asyncio.create_task(client.process("source", "g", double, batch=5, idle_timeout=1.0))
+    for turn in range(5):
+        await asyncio.sleep(0.03)
+        if turn % 2:
+            await world.restart()
+        else:
+            world.cut()
+    await working
+    await until(lambda: numbers(world) == list(range(0, 600, 2)))
+
+
+@in_world
+async def test_cancelling_stops_between_commits(world: World) -> None:
+    client = await world.client()
+    await fill(client, *map(str, range(50)))
+    frames: list[ClientFrame] = []
+    world.before = lambda frame: bool(frames.append(frame)) and False
+    working = asyncio.create_task(client.process("source", "g", double, batch=1))
+    await until(lambda: sum(len(frame.commits) for frame in frames) > 5)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await working
-        await until(lambda: numbers(world) == list(range(0, 600, 2)))
-
-    in_world(test)
-
-
-def test_cancelling_stops_between_commits() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        await fill(client, *map(str, range(50)))
-        frames: list[ClientFrame] = []
-        world.before = lambda frame: bool(frames.append(frame)) and False
-        working = asyncio.create_task(client.process("source", "g", double, batch=1))
-        await until(lambda: sum(len(frame.commits) for frame in frames) > 5)
-        working.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await working
-        await client.process("source", "g", double, idle_timeout=0.2)
-        await until(lambda: numbers(world) == list(range(0, 100, 2)))
-
-    in_world(test)
+    await client.process("source", "g", double, idle_timeout=0.2)
+    await until(lambda: numbers(world) == list(range(0, 100, 2)))
 
 
 def test_position_after() -> None:
@@ -299,25 +276,23 @@ def test_killed_workers_and_services_lose_and_duplicate_nothing(service: Service
         assert [int(value or b"") for value in found[1:]] == list(range(count))
 
 
-def test_outcome_is_queried_after_an_unknown_commit() -> None:
-    async def test(world: World) -> None:
-        client = await world.client(max_unavailable=0.05)
-        await fill(client, "1", "2")
+@in_world
+async def test_outcome_is_queried_after_an_unknown_commit(world: World) -> None:
+    client = await world.client(max_unavailable=0.05)
+    await fill(client, "1", "2")
 
-        def lose(frame: ClientFrame) -> bool:
-            if any(commit.positions for commit in frame.commits):
-                world.reachable = False
-                asyncio.get_running_loop().call_later(0.3, setattr, world, "reachable", True)
-                return True
-            return False
+    def lose(frame: ClientFrame) -> bool:
+        if any(commit.positions for commit in frame.commits):
+            world.reachable = False
+            asyncio.get_running_loop().call_later(0.3, setattr, world, "reachable", True)
+            return True
+        return False
 
-        world.after = once(lose)
-        world.late = 0.0
-        with contextlib.suppress(ServiceUnavailable):  # it may not even be possible to ask
-            await client.process("source", "g", double, idle_timeout=0.1)
-        await until(lambda: world.reachable)
-        other = await world.client()
-        await other.process("source", "g", double, idle_timeout=0.1)
-        await until(lambda: numbers(world) == [2, 4])
-
-    in_world(test)
+    world.after = once(lose)
+    world.late = 0.0
+    with contextlib.suppress(ServiceUnavailable):  # it may not even be possible to ask
+        await client.process("source", "g", double, idle_timeout=0.1)
+    await until(lambda: world.reachable)
+    other = await world.client()
+    await other.process("source", "g", double, idle_timeout=0.1)
+    await until(lambda: numbers(world) == [2, 4])

@@ -67,15 +67,13 @@ async def yields_later(txn: Transaction, record: Record) -> Any:
 
 
 @pytest.mark.parametrize("given", [lambda txn, record: None, yields, yields_later, None, "nothing"])
-def test_handler_without_awaitable_result_is_rejected_and_skips_nothing(given: Any) -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        with pytest.raises(InvalidHandler):
-            await client.process("source", "g", given, on_error="skip", idle_timeout=0.05)
-        assert (await client.process("source", "g", nothing, idle_timeout=0.05)).records == 30
-
-    in_world(test)
+@in_world
+async def test_handler_without_awaitable_result_is_rejected_and_skips_nothing(world: World, given: Any) -> None:
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    with pytest.raises(InvalidHandler):
+        await client.process("source", "g", given, on_error="skip", idle_timeout=0.05)
+    assert (await client.process("source", "g", nothing, idle_timeout=0.05)).records == 30
 
 
 @pytest.mark.parametrize(
@@ -93,28 +91,27 @@ def test_any_exception_of_a_sync_handler_is_its_failure(raised: Exception) -> No
 
 
 @pytest.mark.parametrize("topics", ["__txnbuffer_decisions", ["source", "__txnbuffer_decisions"], 5, [], ["source", 5]])
-def test_internal_topics_cannot_be_processed(topics: Any) -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        with pytest.raises((InvalidRequest, InvalidTopicName)):
-            await client.process(topics, "g", nothing, idle_timeout=0.05)
-
-    in_world(test)
+@in_world
+async def test_internal_topics_cannot_be_processed(world: World, topics: Any) -> None:
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    with pytest.raises((InvalidRequest, InvalidTopicName)):
+        await client.process(topics, "g", nothing, idle_timeout=0.05)
 
 
 @pytest.mark.parametrize("start", [{"source": "end"}, None, 5])
-def test_start_must_be_valid_for_a_group(start: Any) -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        with pytest.raises(InvalidRequest, match="start must be"):
-            await client.process("source", "g", nothing, start=start, idle_timeout=0.05)
-
-    in_world(test)
+@in_world
+async def test_start_must_be_valid_for_a_group(world: World, start: Any) -> None:
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    with pytest.raises(InvalidRequest, match="start must be"):
+        await client.process("source", "g", nothing, start=start, idle_timeout=0.05)
 
 
-def test_cancellation_of_a_call_inside_the_handler_is_its_failure(caplog: pytest.LogCaptureFixture) -> None:
+@in_world
+async def test_cancellation_of_a_call_inside_the_handler_is_its_failure(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def cancelled(txn: Transaction, record: Record) -> None:
         if record.value == b"13":
             await asyncio.sleep(0.01)
@@ -122,34 +119,31 @@ def test_cancellation_of_a_call_inside_the_handler_is_its_failure(caplog: pytest
             other.cancel()
             await other
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        done = await client.process("source", "g", cancelled, on_error="skip", idle_timeout=0.05)
-        assert (done.records, done.skipped) == (29, 1)
-        assert "the handler has been running for 0 s on records from" in caplog.text
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(handling, "SLOW_CALL", 0.0)
-        in_world(test)
+    monkeypatch.setattr(handling, "SLOW_CALL", 0.0)
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    done = await client.process("source", "g", cancelled, on_error="skip", idle_timeout=0.05)
+    assert (done.records, done.skipped) == (29, 1)
+    assert "the handler has been running for 0 s on records from" in caplog.text
 
 
-def test_processing_stops_after_many_consecutive_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_world
+async def test_processing_stops_after_many_consecutive_aborts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def aborted(txn: Transaction, record: Record) -> None:
         raise TransactionAborted(txn.id, "there is no such topic")
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        with pytest.raises(TransactionAborted, match="no such topic"):
-            await client.process("source", "g", aborted, on_error="skip", idle_timeout=0.05)
-        assert (await client.process("source", "g", nothing, idle_timeout=0.05)).records == 30
-
     monkeypatch.setattr(handling, "PAUSE", 0.0)
-    in_world(test)
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    with pytest.raises(TransactionAborted, match="no such topic"):
+        await client.process("source", "g", aborted, on_error="skip", idle_timeout=0.05)
+    assert (await client.process("source", "g", nothing, idle_timeout=0.05)).records == 30
 
 
-def test_error_is_raised_although_closing_the_reader_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_world
+async def test_error_is_raised_although_closing_the_reader_is_slow(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     close = AsyncReader.close
 
     async def slowly(reader: AsyncReader) -> None:
@@ -159,25 +153,19 @@ def test_error_is_raised_although_closing_the_reader_is_slow(monkeypatch: pytest
     async def fails(txn: Transaction, record: Record) -> None:
         raise KeyError
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        monkeypatch.setattr(AsyncReader, "close", slowly)
-        with pytest.raises(KeyError):
-            await client.process("source", "g", fails, idle_timeout=0.05)
-
-    in_world(test)
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    monkeypatch.setattr(AsyncReader, "close", slowly)
+    with pytest.raises(KeyError):
+        await client.process("source", "g", fails, idle_timeout=0.05)
 
 
-def test_existing_records_are_handled_despite_a_short_idle_timeout() -> None:
+@in_world
+async def test_existing_records_are_handled_despite_a_short_idle_timeout(world: World) -> None:
     """A process that stands still for longer than that between two steps has not been idle."""
-
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        assert (await client.process("source", "g", nothing, idle_timeout=1e-9)).records == 30
-
-    in_world(test)
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    assert (await client.process("source", "g", nothing, idle_timeout=1e-9)).records == 30
 
 
 def test_recreated_topic_is_rejected_until_its_group_is_forgotten(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ NUMBERS = [str(number).encode() for number in range(30)]
 
 
 @pytest.mark.parametrize("ending", [Transaction.commit, Transaction.abort])
-def test_handler_cannot_end_its_transaction_and_loses_nothing(ending: Callable[..., Any]) -> None:
+@in_world
+async def test_handler_cannot_end_its_transaction_and_loses_nothing(world: World, ending: Callable[..., Any]) -> None:
     async def ends(txn: Transaction, record: Record) -> None:
         await txn.send("target", record.value or b"")
         if record.value == b"19":
@@ -34,69 +35,59 @@ def test_handler_cannot_end_its_transaction_and_loses_nothing(ending: Callable[.
     async def copies(txn: Transaction, record: Record) -> None:
         await txn.send("target", record.value or b"")
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        with pytest.raises(InvalidRequest, match="cannot end its transaction"):
-            await client.process("source", "g", ends, batch=10, idle_timeout=0.05)
-        assert (await client.process("source", "g", copies, batch=10, idle_timeout=0.05)).records == 20
-        await until(lambda: values(world.broker, "target") == NUMBERS)
-
-    in_world(test)
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    with pytest.raises(InvalidRequest, match="cannot end its transaction"):
+        await client.process("source", "g", ends, batch=10, idle_timeout=0.05)
+    assert (await client.process("source", "g", copies, batch=10, idle_timeout=0.05)).records == 20
+    await until(lambda: values(world.broker, "target") == NUMBERS)
 
 
-def test_finished_records_commit_after_the_commit_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_world
+async def test_finished_records_commit_after_the_commit_interval(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def copies(txn: Transaction, record: Record) -> None:
         await txn.send("target", record.value or b"")
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        done = await client.process("source", "g", copies, idle_timeout=0.05)
-        assert (done.records, done.transactions) == (30, 30)
-        await until(lambda: values(world.broker, "target") == NUMBERS)
-
     monkeypatch.setattr(membership, "COMMIT_INTERVAL", 0.0)
-    in_world(test)
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    done = await client.process("source", "g", copies, idle_timeout=0.05)
+    assert (done.records, done.transactions) == (30, 30)
+    await until(lambda: values(world.broker, "target") == NUMBERS)
 
 
-def test_batches_that_exceed_the_timeout_get_smaller() -> None:
+@in_world
+async def test_batches_that_exceed_the_timeout_get_smaller(world: World) -> None:
     async def copies(txn: Transaction, records: RecordBatch) -> None:
         if len(records) > 4:
             raise TransactionAborted(txn.id, "its time was up")
         await txn.send_many("target", records.messages.values.to_list())
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        assert (await client.process_batches("source", "g", copies, idle_timeout=0.05)).records == 30
-        await until(lambda: values(world.broker, "target") == NUMBERS)
-
-    in_world(test)
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    assert (await client.process_batches("source", "g", copies, idle_timeout=0.05)).records == 30
+    await until(lambda: values(world.broker, "target") == NUMBERS)
 
 
 @pytest.mark.parametrize(("error", "attempts"), [(OutcomeUnknown, 1), (TransactionAborted, 2)])
-def test_errors_of_other_transactions_are_handler_failures(
-    error: type[OutcomeUnknown] | type[TransactionAborted], attempts: int
+@in_world
+async def test_errors_of_other_transactions_are_handler_failures(
+    world: World, error: type[OutcomeUnknown] | type[TransactionAborted], attempts: int
 ) -> None:
     calls = 0
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    async with client.transaction() as other:
+        await other.send("target", b"other")
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        async with client.transaction() as other:
-            await other.send("target", b"other")
+    async def raises(txn: Transaction, record: Record) -> None:
+        nonlocal calls
+        calls += 1
+        raise error(other.id, "somebody said so")
 
-        async def raises(txn: Transaction, record: Record) -> None:
-            nonlocal calls
-            calls += 1
-            raise error(other.id, "somebody said so")
-
-        with pytest.raises(error, match="somebody said so"):
-            await client.process("source", "g", raises, idle_timeout=0.05, retries=1)
-        assert calls == attempts
-
-    in_world(test)
+    with pytest.raises(error, match="somebody said so"):
+        await client.process("source", "g", raises, idle_timeout=0.05, retries=1)
+    assert calls == attempts
 
 
 def within(txn: SyncTransaction) -> None:
@@ -144,100 +135,92 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_hurried")
 @pytest.mark.parametrize("retries", [0, 4])
-def test_record_that_exceeds_the_timeout_is_logged_and_skipped(retries: int, caplog: pytest.LogCaptureFixture) -> None:
+@in_world
+async def test_record_that_exceeds_the_timeout_is_logged_and_skipped(
+    world: World, retries: int, caplog: pytest.LogCaptureFixture
+) -> None:
     calls, most = 0, max(retries + 1, membership.MIN_CALLS)
+    client = await world.client()
 
-    async def test(world: World) -> None:
-        client = await world.client()
+    async def waits(txn: Transaction, record: Record) -> None:
+        nonlocal calls
+        await txn.send("target", record.value or b"")
+        if record.value == b"13":
+            calls += 1
+            await until_aborted(world, client, txn)
 
-        async def waits(txn: Transaction, record: Record) -> None:
-            nonlocal calls
-            await txn.send("target", record.value or b"")
-            if record.value == b"13":
-                calls += 1
-                await until_aborted(world, client, txn)
-
-        await client.send_many("source", NUMBERS)
-        options: Any = {"on_error": dead_letter("slow"), "retries": retries, "idle_timeout": 0.05}
-        done = await client.process("source", "g", waits, **options)
-        assert (done.records, done.dead_letters) == (29, 1)
-        assert calls > most  # before it was alone, too
-        await until(lambda: values(world.broker, "target") == [*NUMBERS[:13], *NUMBERS[14:]])
-        (letter,) = read_all(world.broker, "slow")
-        assert letter.value == b"13"
-        assert letter.properties["dead_letter_error"].startswith("HandlerTooSlow: ")
-        assert letter.properties["dead_letter_attempts"] == str(most)
-        assert f"the record at {letter.properties['dead_letter_position']} of 'source'" in caplog.text
-        assert "transactions.timeout" in caplog.text
-
-    in_world(test)
+    await client.send_many("source", NUMBERS)
+    options: Any = {"on_error": dead_letter("slow"), "retries": retries, "idle_timeout": 0.05}
+    done = await client.process("source", "g", waits, **options)
+    assert (done.records, done.dead_letters) == (29, 1)
+    assert calls > most  # before it was alone, too
+    await until(lambda: values(world.broker, "target") == [*NUMBERS[:13], *NUMBERS[14:]])
+    (letter,) = read_all(world.broker, "slow")
+    assert letter.value == b"13"
+    assert letter.properties["dead_letter_error"].startswith("HandlerTooSlow: ")
+    assert letter.properties["dead_letter_attempts"] == str(most)
+    assert f"the record at {letter.properties['dead_letter_position']} of 'source'" in caplog.text
+    assert "transactions.timeout" in caplog.text
 
 
 @pytest.mark.usefixtures("_hurried")
-def test_record_that_exceeds_the_timeout_stops_processing_by_default() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
+@in_world
+async def test_record_that_exceeds_the_timeout_stops_processing_by_default(world: World) -> None:
+    client = await world.client()
 
-        async def waits(txn: Transaction, records: RecordBatch) -> None:
-            await txn.send_many("target", records.messages.values.to_list())
-            if b"2" in records.messages.values.to_list():
-                await until_aborted(world, client, txn)
+    async def waits(txn: Transaction, records: RecordBatch) -> None:
+        await txn.send_many("target", records.messages.values.to_list())
+        if b"2" in records.messages.values.to_list():
+            await until_aborted(world, client, txn)
 
-        await client.send_many("source", NUMBERS[:4])
-        with pytest.raises(HandlerTooSlow, match=r"took too long 3 times for the record at .* of 'source'"):
-            await client.process_batches("source", "g", waits, idle_timeout=0.05)
-        assert await client.process("source", "g", nothing, idle_timeout=0.05) == Processed(records=2, transactions=1)
-
-    in_world(test)
+    await client.send_many("source", NUMBERS[:4])
+    with pytest.raises(HandlerTooSlow, match=r"took too long 3 times for the record at .* of 'source'"):
+        await client.process_batches("source", "g", waits, idle_timeout=0.05)
+    assert await client.process("source", "g", nothing, idle_timeout=0.05) == Processed(records=2, transactions=1)
 
 
 @pytest.mark.usefixtures("_hurried")
-def test_batches_of_a_handler_that_exceed_the_timeout_are_halved_until_the_record_is_found() -> None:
+@in_world
+async def test_batches_of_a_handler_that_exceed_the_timeout_are_halved_until_the_record_is_found(world: World) -> None:
     sizes = []
+    client = await world.client()
 
-    async def test(world: World) -> None:
-        client = await world.client()
+    async def waits(txn: Transaction, records: RecordBatch) -> None:
+        values = records.messages.values.to_list()
+        await txn.send_many("target", values)
+        if b"0" in values:
+            sizes.append(len(records))
+            await until_aborted(world, client, txn)
 
-        async def waits(txn: Transaction, records: RecordBatch) -> None:
-            values = records.messages.values.to_list()
-            await txn.send_many("target", values)
-            if b"0" in values:
-                sizes.append(len(records))
-                await until_aborted(world, client, txn)
-
-        await client.send_many("source", NUMBERS)
-        done = await client.process_batches("source", "g", waits, on_error="skip", idle_timeout=0.05)
-        assert (done.records, done.skipped) == (29, 1)
-        assert sizes == [30, 15, 8, 4, 2, *[1] * membership.MIN_CALLS]
-        await until(lambda: values(world.broker, "target") == NUMBERS[1:])
-
-    in_world(test)
+    await client.send_many("source", NUMBERS)
+    done = await client.process_batches("source", "g", waits, on_error="skip", idle_timeout=0.05)
+    assert (done.records, done.skipped) == (29, 1)
+    assert sizes == [30, 15, 8, 4, 2, *[1] * membership.MIN_CALLS]
+    await until(lambda: values(world.broker, "target") == NUMBERS[1:])
 
 
-def test_handler_that_blocks_the_event_loop_is_logged_and_limited(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@in_world
+async def test_handler_that_blocks_the_event_loop_is_logged_and_limited(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each time its member is given up, as if that had taken long."""
-
-    async def test(world: World) -> None:
-        client, other = await world.client(), await world.client()
-
-        async def blocks(txn: Transaction, record: Record) -> None:
-            await txn.send("target", record.value or b"")
-            if record.value == b"13":
-                await other.join("g")
-
-        await client.send_many("source", NUMBERS)
-        done = await client.process("source", "g", blocks, on_error="skip", idle_timeout=0.05)
-        assert (done.records, done.skipped) == (29, 1)
-        await until(lambda: values(world.broker, "target") == [*NUMBERS[:13], *NUMBERS[14:]])
-        assert "the event loop was blocked" in caplog.text
-
     monkeypatch.setattr(handling, "BLOCKED", 0.0)
-    in_world(test)
+    client, other = await world.client(), await world.client()
+
+    async def blocks(txn: Transaction, record: Record) -> None:
+        await txn.send("target", record.value or b"")
+        if record.value == b"13":
+            await other.join("g")
+
+    await client.send_many("source", NUMBERS)
+    done = await client.process("source", "g", blocks, on_error="skip", idle_timeout=0.05)
+    assert (done.records, done.skipped) == (29, 1)
+    await until(lambda: values(world.broker, "target") == [*NUMBERS[:13], *NUMBERS[14:]])
+    assert "the event loop was blocked" in caplog.text
 
 
-def test_repeated_aborts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+@in_world
+async def test_repeated_aborts_are_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     calls = 0
 
     async def aborted(txn: Transaction, record: Record) -> None:
@@ -246,15 +229,12 @@ def test_repeated_aborts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         if calls <= handling.ABORTS_LOGGED:
             raise TransactionAborted(txn.id, "somebody said so")
 
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        assert (await client.process("source", "g", aborted, idle_timeout=0.05)).records == 30
-        (told,) = caplog.messages
-        assert "group 'g' retries a transaction on 'source'" in told
-        assert "somebody said so" in told
-
-    in_world(test)
+    client = await world.client()
+    await client.send_many("source", NUMBERS)
+    assert (await client.process("source", "g", aborted, idle_timeout=0.05)).records == 30
+    (told,) = caplog.messages
+    assert "group 'g' retries a transaction on 'source'" in told
+    assert "somebody said so" in told
 
 
 def test_sync_client_limits_slow_handlers_as_well(caplog: pytest.LogCaptureFixture) -> None:

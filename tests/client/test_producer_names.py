@@ -37,48 +37,37 @@ class Opening:
         self.names.opened(name, NameOpened(committed=3, epoch=self.count))
 
 
-def test_concurrent_users_wait_for_one_opening_of_a_name() -> None:
-    async def test() -> None:
-        opening = Opening()
-        sequences = await asyncio.gather(
-            *(opening.names.sequence("n", number, opening.open) for number in range(4, 24))
-        )
-        assert {sequence.epoch for sequence in sequences} == {1}
-        with pytest.raises(AlreadyCommitted):
-            await opening.names.sequence("n", 3, opening.open)
-        await opening.names.sequence("other", 4, opening.open)
-        assert opening.count == 2
-
-    asyncio.run(test())
+async def test_concurrent_users_wait_for_one_opening_of_a_name() -> None:
+    opening = Opening()
+    sequences = await asyncio.gather(*(opening.names.sequence("n", number, opening.open) for number in range(4, 24)))
+    assert {sequence.epoch for sequence in sequences} == {1}
+    with pytest.raises(AlreadyCommitted):
+        await opening.names.sequence("n", 3, opening.open)
+    await opening.names.sequence("other", 4, opening.open)
+    assert opening.count == 2
 
 
-def test_next_waiting_task_opens_a_name_after_a_failure() -> None:
-    async def test() -> None:
-        opening = Opening(failures=1)
-        uses = (opening.names.sequence("n", number, opening.open) for number in (4, 5, 6))
-        first, *others = await asyncio.gather(*uses, return_exceptions=True)
-        assert isinstance(first, ServiceUnavailable)
-        assert [getattr(sequence, "epoch", sequence) for sequence in others] == [2, 2]
-
-    asyncio.run(test())
+async def test_next_waiting_task_opens_a_name_after_a_failure() -> None:
+    opening = Opening(failures=1)
+    uses = (opening.names.sequence("n", number, opening.open) for number in (4, 5, 6))
+    first, *others = await asyncio.gather(*uses, return_exceptions=True)
+    assert isinstance(first, ServiceUnavailable)
+    assert [getattr(sequence, "epoch", sequence) for sequence in others] == [2, 2]
 
 
 @pytest.mark.parametrize("error", [ProducerFenced("stop"), StaleGeneration("stop")], ids=["producer", "group"])
-def test_only_the_lost_epoch_of_a_name_is_released(error: Fenced) -> None:
-    async def test() -> None:
-        opening = Opening()
-        old = await opening.names.sequence("n", 4, opening.open)
-        opening.names.lost(old, error)
-        if isinstance(error, ProducerFenced):
-            with pytest.raises(ProducerFenced, match=r"committed_number\('n'\)"):
-                await opening.names.sequence("n", 4, opening.open)
-            await opening.open("n")
-        new = await opening.names.sequence("n", 4, opening.open)
-        opening.names.lost(old, error)  # an older transaction is told of it later
-        assert await opening.names.sequence("n", 4, opening.open) == new
-        assert opening.count == 2
-
-    asyncio.run(test())
+async def test_only_the_lost_epoch_of_a_name_is_released(error: Fenced) -> None:
+    opening = Opening()
+    old = await opening.names.sequence("n", 4, opening.open)
+    opening.names.lost(old, error)
+    if isinstance(error, ProducerFenced):
+        with pytest.raises(ProducerFenced, match=r"committed_number\('n'\)"):
+            await opening.names.sequence("n", 4, opening.open)
+        await opening.open("n")
+    new = await opening.names.sequence("n", 4, opening.open)
+    opening.names.lost(old, error)  # an older transaction is told of it later
+    assert await opening.names.sequence("n", 4, opening.open) == new
+    assert opening.count == 2
 
 
 @on_a_loop_for(120.0)

@@ -49,64 +49,58 @@ async def refused(client: Client, on_error: OnError, kind: type[Error]) -> None:
 
 
 @pytest.mark.parametrize("on_error", EVERYWHERE)
-def test_topic_that_may_not_be_created_is_an_error_on_a_cluster(on_error: OnError) -> None:
-    async def test(world: DirectWorld) -> None:
-        for topic in ("source", "source-copy"):
-            world.broker.create_topic(topic)
-        world.engine.topics._create = False
-        await refused(await world.client(), on_error, RegistrationRefused)
-
-    in_direct_world(test)
+@in_direct_world
+async def test_topic_that_may_not_be_created_is_an_error_on_a_cluster(world: DirectWorld, on_error: OnError) -> None:
+    for topic in ("source", "source-copy"):
+        world.broker.create_topic(topic)
+    world.engine.topics._create = False
+    await refused(await world.client(), on_error, RegistrationRefused)
 
 
 @pytest.mark.parametrize("on_error", EVERYWHERE)
-def test_topic_that_may_not_be_created_is_an_error_on_an_embedded_log(on_error: OnError) -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", [])
-        world.broker.create_topic("source-copy")
-        limits = world.engine.limits
-        await client.send("source", b"0")
-        object.__setattr__(limits, "create_topics", False)
-        world.engine.topics._create = False
-        await client.process("source", "g", Calls("source-copy").handle, idle_timeout=0.05)
-        await refused(client, on_error, TopicNotCreated)
-
-    in_world(test)
+@in_world
+async def test_topic_that_may_not_be_created_is_an_error_on_an_embedded_log(world: World, on_error: OnError) -> None:
+    client = await world.client()
+    await client.send_many("source", [])
+    world.broker.create_topic("source-copy")
+    limits = world.engine.limits
+    await client.send("source", b"0")
+    object.__setattr__(limits, "create_topics", False)
+    world.engine.topics._create = False
+    await client.process("source", "g", Calls("source-copy").handle, idle_timeout=0.05)
+    await refused(client, on_error, TopicNotCreated)
 
 
-def test_error_names_a_dead_letter_topic_that_may_not_be_created() -> None:
+@in_direct_world
+async def test_error_names_a_dead_letter_topic_that_may_not_be_created(world: DirectWorld) -> None:
     async def fails(txn: Transaction, record: Record) -> None:
         raise ValueError
 
-    async def test(world: DirectWorld) -> None:
-        world.broker.create_topic("source")
-        world.engine.topics._create = False
-        client = await world.client()
-        await client.send("source", b"1")
-        with pytest.raises(RegistrationRefused, match=NONE_MADE):
-            await client.process("source", "g", fails, on_error=dead_letter("nope"))
-
-    in_direct_world(test)
+    world.broker.create_topic("source")
+    world.engine.topics._create = False
+    client = await world.client()
+    await client.send("source", b"1")
+    with pytest.raises(RegistrationRefused, match=NONE_MADE):
+        await client.process("source", "g", fails, on_error=dead_letter("nope"))
 
 
-def test_retryable_registration_error_is_an_abort_with_one_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(world: DirectWorld) -> None:
-        def fails(*_: object) -> None:
-            raise OSError("no luck")
+@in_direct_world
+async def test_retryable_registration_error_is_an_abort_with_one_advice(
+    world: DirectWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("no luck")
 
-        client = await world.client()
-        with monkeypatch.context() as patched:
-            patched.setattr(world.engine.topics.manager, "prepare", fails)
-            with pytest.raises(TransactionAborted) as told:
-                async with client.transaction() as txn:
-                    await txn.send("log", b"never")
-        assert str(told.value) == (
-            f"transaction {txn.id} was aborted: topic 'log' could not be registered: unexpected: OSError('no luck'); "
-            "begin a new transaction to retry"
-        )
-        async with client.transaction() as txn:
-            await txn.send("log", b"1")
-        await until(lambda: values(world.broker, "log") == [b"1"])
-
-    in_direct_world(test)
+    client = await world.client()
+    with monkeypatch.context() as patched:
+        patched.setattr(world.engine.topics.manager, "prepare", fails)
+        with pytest.raises(TransactionAborted) as told:
+            async with client.transaction() as txn:
+                await txn.send("log", b"never")
+    assert str(told.value) == (
+        f"transaction {txn.id} was aborted: topic 'log' could not be registered: unexpected: OSError('no luck'); "
+        "begin a new transaction to retry"
+    )
+    async with client.transaction() as txn:
+        await txn.send("log", b"1")
+    await until(lambda: values(world.broker, "log") == [b"1"])

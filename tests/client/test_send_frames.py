@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from client.core_setup import register, rows, taken, welcomed
-from client_world import run, values
+from client_world import values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,41 +161,32 @@ async def ordinary_by_many_tasks(client: Client) -> None:
     "send", [many_at_once, many_ordinary_at_once, by_many_tasks, ordinary_by_many_tasks], ids=lambda send: send.__name__
 )
 @pytest.mark.parametrize("limits", [Limits(), Limits(client_bytes=64 * 1024)], ids=["usual", "small"])
-def test_more_than_a_frame_of_records_arrives(
+async def test_more_than_a_frame_of_records_arrives(
     send: Callable[[Client], Coroutine[Any, Any, None]], limits: Limits
 ) -> None:
-    async def test() -> None:
-        broker = MemoryBroker()
-        async with served(broker, limits) as client:
-            await send(client)
-        assert [len(value or b"") for value in values(broker, "log")] == [len(LARGE)] * 4
-
-    run(test())
+    broker = MemoryBroker()
+    async with served(broker, limits) as client:
+        await send(client)
+    assert [len(value or b"") for value in values(broker, "log")] == [len(LARGE)] * 4
 
 
-def test_records_with_many_properties_arrive() -> None:
-    async def test() -> None:
-        broker = MemoryBroker()
-        rows = [{f"name-{number % 300}": "x"} for number in range(4096)]
-        async with served(broker) as client, client.transaction() as txn:
-            for _ in range(3):
-                await txn.send_many("log", [b"v"] * 4096, properties=rows)
-        assert len(values(broker, "log")) == 3 * 4096
-
-    run(test())
+async def test_records_with_many_properties_arrive() -> None:
+    broker = MemoryBroker()
+    rows = [{f"name-{number % 300}": "x"} for number in range(4096)]
+    async with served(broker) as client, client.transaction() as txn:
+        for _ in range(3):
+            await txn.send_many("log", [b"v"] * 4096, properties=rows)
+    assert len(values(broker, "log")) == 3 * 4096
 
 
-def test_frame_over_the_size_limit_is_an_error_and_not_retried() -> None:
-    async def test() -> None:
-        async with served(MemoryBroker()) as client:
-            transaction = client.transaction()
-            await transaction.begin()
-            whole = SendColumns([None] * 4, [LARGE] * 4, None, None, 4 * len(LARGE))
-            client.session.core.send("log", whole, transaction._usable())
-            with pytest.raises(OutcomeUnknown, match="larger than max"):  # the commit is in the same frame
-                await transaction.commit()
-
-    run(test())
+async def test_frame_over_the_size_limit_is_an_error_and_not_retried() -> None:
+    async with served(MemoryBroker()) as client:
+        transaction = client.transaction()
+        await transaction.begin()
+        whole = SendColumns([None] * 4, [LARGE] * 4, None, None, 4 * len(LARGE))
+        client.session.core.send("log", whole, transaction._usable())
+        with pytest.raises(OutcomeUnknown, match="larger than max"):  # the commit is in the same frame
+            await transaction.commit()
 
 
 def test_sizes_of_texts_are_in_bytes() -> None:

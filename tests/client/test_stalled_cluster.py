@@ -30,100 +30,88 @@ def impatient(client: Client, error: type[Exception]) -> Iterator[None]:
     client.session.max_unavailable = 60.0
 
 
-def test_commit_of_unacknowledged_records_becomes_an_abort() -> None:
-    async def test(world: DirectWorld) -> None:
-        client = await world.client()
-        await commit_one(client, "log", b"before")
-        world.handles[0].faults.hold(topic="log")
-        txn = await client.transaction().begin()
-        await txn.send("log", b"never")
-        with impatient(client, TransactionAborted):
-            await txn.commit()
-        assert not client.session.core.waited_for
-        world.handles[0].faults.release()
-        assert await ended(client, txn) is Outcome.ABORT
-        await commit_one(client, "log", b"after")
-        await until(lambda: values(world.broker, "log") == [b"before", b"after"])
-
-    in_direct_world(test)
+@in_direct_world
+async def test_commit_of_unacknowledged_records_becomes_an_abort(world: DirectWorld) -> None:
+    client = await world.client()
+    await commit_one(client, "log", b"before")
+    world.handles[0].faults.hold(topic="log")
+    txn = await client.transaction().begin()
+    await txn.send("log", b"never")
+    with impatient(client, TransactionAborted):
+        await txn.commit()
+    assert not client.session.core.waited_for
+    world.handles[0].faults.release()
+    assert await ended(client, txn) is Outcome.ABORT
+    await commit_one(client, "log", b"after")
+    await until(lambda: values(world.broker, "log") == [b"before", b"after"])
 
 
-def test_commit_without_an_answer_is_unknown() -> None:
-    async def test(world: DirectWorld) -> None:
-        client = await world.client()
-        await commit_one(client, "log", b"before")
-        txn = await client.transaction().begin()
-        await txn.send("log", b"decided")
-        world.broker.faults.hold(topic=DECISIONS)
-        with impatient(client, OutcomeUnknown):
-            await txn.commit()
-        world.broker.faults.release()
-        assert await ended(client, txn) is Outcome.COMMIT
-        await until(lambda: values(world.broker, "log") == [b"before", b"decided"])
-
-    in_direct_world(test)
+@in_direct_world
+async def test_commit_without_an_answer_is_unknown(world: DirectWorld) -> None:
+    client = await world.client()
+    await commit_one(client, "log", b"before")
+    txn = await client.transaction().begin()
+    await txn.send("log", b"decided")
+    world.broker.faults.hold(topic=DECISIONS)
+    with impatient(client, OutcomeUnknown):
+        await txn.commit()
+    world.broker.faults.release()
+    assert await ended(client, txn) is Outcome.COMMIT
+    await until(lambda: values(world.broker, "log") == [b"before", b"decided"])
 
 
-def test_topic_that_is_not_registered_in_time_aborts_its_transactions() -> None:
-    async def test(world: DirectWorld) -> None:
-        client = await world.client()
-        await commit_one(client, "log", b"before")
-        world.broker.faults.hold(topic=SNAPSHOT_TOPIC)
-        with impatient(client, TransactionAborted):
-            await commit_one(client, "new", b"never")
-        world.broker.faults.release()
-        await commit_one(client, "new", b"after")
-        await until(lambda: values(world.broker, "new") == [b"after"])
-
-    in_direct_world(test)
+@in_direct_world
+async def test_topic_that_is_not_registered_in_time_aborts_its_transactions(world: DirectWorld) -> None:
+    client = await world.client()
+    await commit_one(client, "log", b"before")
+    world.broker.faults.hold(topic=SNAPSHOT_TOPIC)
+    with impatient(client, TransactionAborted):
+        await commit_one(client, "new", b"never")
+    world.broker.faults.release()
+    await commit_one(client, "new", b"after")
+    await until(lambda: values(world.broker, "new") == [b"after"])
 
 
-def test_transaction_cannot_begin_without_leased_ids() -> None:
-    async def test(world: DirectWorld) -> None:
-        world.broker.faults.hold(topic=DECISIONS)
-        client = await world.client()
-        with impatient(client, ServiceUnavailable):
-            await client.transaction().begin()
-        world.broker.faults.release()
-        await commit_one(client, "log", b"after")
-
-    in_direct_world(test)
+@in_direct_world
+async def test_transaction_cannot_begin_without_leased_ids(world: DirectWorld) -> None:
+    world.broker.faults.hold(topic=DECISIONS)
+    client = await world.client()
+    with impatient(client, ServiceUnavailable):
+        await client.transaction().begin()
+    world.broker.faults.release()
+    await commit_one(client, "log", b"after")
 
 
-def test_too_large_message_does_not_fail_the_others_of_its_entry() -> None:
-    async def test(world: DirectWorld) -> None:
-        client = await world.client()
-        await commit_one(client, "log", b"before")
-        refused = MessageTooLarge("the cluster refuses a message")
-        world.handles[0].faults.fail_append(refused, topic="log")
-        with pytest.raises(TransactionAborted, match="one of 2 messages"):
-            async with client.transaction() as txn:
-                await txn.send_many("log", [b"small", b"large"])
-        world.handles[0].faults.fail_append(refused, topic="log")
-        with pytest.raises(SendUnknown, match="one of 2 messages"):
-            await client.send_many("log", [b"small", b"large"])
-        world.handles[0].faults.fail_append(refused, topic="log")
-        with pytest.raises(MessageTooLarge):
-            await client.send("log", b"large")
-
-    in_direct_world(test)
+@in_direct_world
+async def test_too_large_message_does_not_fail_the_others_of_its_entry(world: DirectWorld) -> None:
+    client = await world.client()
+    await commit_one(client, "log", b"before")
+    refused = MessageTooLarge("the cluster refuses a message")
+    world.handles[0].faults.fail_append(refused, topic="log")
+    with pytest.raises(TransactionAborted, match="one of 2 messages"):
+        async with client.transaction() as txn:
+            await txn.send_many("log", [b"small", b"large"])
+    world.handles[0].faults.fail_append(refused, topic="log")
+    with pytest.raises(SendUnknown, match="one of 2 messages"):
+        await client.send_many("log", [b"small", b"large"])
+    world.handles[0].faults.fail_append(refused, topic="log")
+    with pytest.raises(MessageTooLarge):
+        await client.send("log", b"large")
 
 
-def test_messages_that_may_be_too_large_are_sent_alone() -> None:
-    async def test(world: DirectWorld) -> None:
-        client = await world.client()
-        await commit_one(client, "log", b"before")
-        world.handles[0].faults.fail_append(EntryTooLarge("an entry is too large"), topic="log")
-        with pytest.raises(SendUnknown):
-            await client.send_many("log", [b"small", b"l" * 100])
-        world.handles[0].faults.hold(topic="log")
-        sending = asyncio.create_task(client.send_many("log", [b"one", b"two", b"l" * 100, b"three"]))
-        await until(lambda: len(world.handles[0].faults.held) == 3)
-        assert [len(held.appends[0][1]) for held in world.handles[0].faults.held] == [2, 1, 1]
-        world.handles[0].faults.release()
-        await sending
-
-    in_direct_world(test)
+@in_direct_world
+async def test_messages_that_may_be_too_large_are_sent_alone(world: DirectWorld) -> None:
+    client = await world.client()
+    await commit_one(client, "log", b"before")
+    world.handles[0].faults.fail_append(EntryTooLarge("an entry is too large"), topic="log")
+    with pytest.raises(SendUnknown):
+        await client.send_many("log", [b"small", b"l" * 100])
+    world.handles[0].faults.hold(topic="log")
+    sending = asyncio.create_task(client.send_many("log", [b"one", b"two", b"l" * 100, b"three"]))
+    await until(lambda: len(world.handles[0].faults.held) == 3)
+    assert [len(held.appends[0][1]) for held in world.handles[0].faults.held] == [2, 1, 1]
+    world.handles[0].faults.release()
+    await sending
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from client_world import run
 from service_process import kept_port
 from service_setup import starting_service
 
@@ -22,7 +21,7 @@ async def use(connecting: asyncio.Future[Client]) -> None:
     await client.close()
 
 
-def test_connect_waits_for_a_starting_service(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_waits_for_a_starting_service(monkeypatch: pytest.MonkeyPatch) -> None:
     turned_away, opening = asyncio.Event(), open_session
 
     async def watched(*arguments: object) -> Link:
@@ -32,40 +31,31 @@ def test_connect_waits_for_a_starting_service(monkeypatch: pytest.MonkeyPatch) -
             turned_away.set()
             raise
 
-    async def test() -> None:
-        async with starting_service() as (address, serve):
-            with pytest.raises(ServiceUnavailable, match="nothing is served yet"):
-                await connect(address, max_unavailable=0.0).open()
-            turned_away.clear()
-            connecting = asyncio.ensure_future(connect(address, max_unavailable=60.0).open())
-            await asyncio.wait_for(turned_away.wait(), 60.0)
-            await serve()
-            await use(connecting)
-
     monkeypatch.setattr(connection, "open_session", watched)
-    run(test())
+    async with starting_service() as (address, serve):
+        with pytest.raises(ServiceUnavailable, match="nothing is served yet"):
+            await connect(address, max_unavailable=0.0).open()
+        turned_away.clear()
+        connecting = asyncio.ensure_future(connect(address, max_unavailable=60.0).open())
+        await asyncio.wait_for(turned_away.wait(), 60.0)
+        await serve()
+        await use(connecting)
 
 
-def test_error_of_a_starting_service_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        async with starting_service() as (address, _):
-            with waits.waiting("the log to be opened") as wait:
-                wait.failed(ServiceUnavailable("no broker answers at b:6650"))
-                with pytest.raises(ServiceUnavailable, match=r"log to be opened for \d s: no broker answers at b:6650"):
-                    await connect(address, max_unavailable=0.0).open()
-
+async def test_error_of_a_starting_service_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "LONG_SECONDS", 0.0)
-    run(test())
+    async with starting_service() as (address, _):
+        with waits.waiting("the log to be opened") as wait:
+            wait.failed(ServiceUnavailable("no broker answers at b:6650"))
+            with pytest.raises(ServiceUnavailable, match=r"log to be opened for \d s: no broker answers at b:6650"):
+                await connect(address, max_unavailable=0.0).open()
 
 
-def test_connect_succeeds_if_the_service_starts_in_time() -> None:
-    async def test() -> None:
-        port = kept_port()
-        connecting = asyncio.ensure_future(connect(f"txnbuf://127.0.0.1:{port}", max_unavailable=60.0).open())
-        await asyncio.sleep(1.0)
-        assert not connecting.done()
-        async with starting_service(port) as (_, serve):
-            await serve()
-            await use(connecting)
-
-    run(test())
+async def test_connect_succeeds_if_the_service_starts_in_time() -> None:
+    port = kept_port()
+    connecting = asyncio.ensure_future(connect(f"txnbuf://127.0.0.1:{port}", max_unavailable=60.0).open())
+    await asyncio.sleep(1.0)
+    assert not connecting.done()
+    async with starting_service(port) as (_, serve):
+        await serve()
+        await use(connecting)

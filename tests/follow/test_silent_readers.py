@@ -155,47 +155,41 @@ def test_silence_is_not_reported_as_a_loss(monkeypatch: pytest.MonkeyPatch) -> N
             read_segment(broker, T, T, 1, last)
 
 
-def test_exclusive_work_stays_exclusive_when_its_caller_is_cancelled() -> None:
-    async def test() -> None:
-        with MemoryBroker() as cluster:
-            async with cluster_engine(cluster) as (engine, _):
-                app = await app_on(engine, cluster, T)
-                topic = engine.topics.get(T)
-                assert topic is not None
-                assert topic.followed is not None
-                followed, go, seen = topic.followed, threading.Event(), []
+async def test_exclusive_work_stays_exclusive_when_its_caller_is_cancelled() -> None:
+    with MemoryBroker() as cluster:
+        async with cluster_engine(cluster) as (engine, _):
+            app = await app_on(engine, cluster, T)
+            topic = engine.topics.get(T)
+            assert topic is not None
+            assert topic.followed is not None
+            followed, go, seen = topic.followed, threading.Event(), []
 
-                def work() -> None:
-                    before = followed.buffer.applied
-                    go.wait(120.0)
-                    seen.append((before, followed.buffer.applied))
+            def work() -> None:
+                before = followed.buffer.applied
+                go.wait(120.0)
+                seen.append((before, followed.buffer.applied))
 
-                task = asyncio.ensure_future(engine.topics.exclusively([T], work))
-                await asyncio.sleep(0.1)
-                task.cancel()
-                await app.write(T, [next(app.ids)])
-                await asyncio.sleep(0.5)
-                go.set()
-                while topic.reader is None or topic.reader.paused:
-                    await asyncio.sleep(0.01)
-                assert [before == after for before, after in seen] == [True]
-
-    asyncio.run(test())
+            task = asyncio.ensure_future(engine.topics.exclusively([T], work))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            await app.write(T, [next(app.ids)])
+            await asyncio.sleep(0.5)
+            go.set()
+            while topic.reader is None or topic.reader.paused:
+                await asyncio.sleep(0.01)
+            assert [before == after for before, after in seen] == [True]
 
 
-def test_failed_disk_in_sequencing_stops_one_topic() -> None:
-    async def test() -> None:
-        with MemoryBroker() as cluster:
-            async with cluster_engine(cluster) as (engine, _):
-                await app_on(engine, cluster, T, "other")
-                topic = engine.topics.get(T)
-                assert topic is not None
-                assert topic.followed is not None
-                engine.topics.sequencing_failed(topic, topic.followed, DiskFailed("reading topic t failed"))
-                assert isinstance(topic.problem, DiskFailed)
-                assert not engine.ended.done()
-                other = engine.topics.get("other")
-                assert other is not None
-                assert other.followed is not None
-
-    asyncio.run(test())
+async def test_failed_disk_in_sequencing_stops_one_topic() -> None:
+    with MemoryBroker() as cluster:
+        async with cluster_engine(cluster) as (engine, _):
+            await app_on(engine, cluster, T, "other")
+            topic = engine.topics.get(T)
+            assert topic is not None
+            assert topic.followed is not None
+            engine.topics.sequencing_failed(topic, topic.followed, DiskFailed("reading topic t failed"))
+            assert isinstance(topic.problem, DiskFailed)
+            assert not engine.ended.done()
+            other = engine.topics.get("other")
+            assert other is not None
+            assert other.followed is not None

@@ -7,7 +7,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -93,16 +93,14 @@ def place(cluster: Cluster, namespace: str) -> Place:
     return Place(cluster, namespace)
 
 
-def beside_a_service(place: Place, test: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(LONG), place.service(), place.connect() as client:
-            await test(client)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def beside_a_service(place: Place) -> AsyncIterator[Client]:
+    async with asyncio.timeout(LONG), place.service(), place.connect() as client:
+        yield client
 
 
-def test_transaction_over_topics_is_visible_whole(place: Place) -> None:
-    async def test(client: Client) -> None:
+async def test_transaction_over_topics_is_visible_whole(place: Place) -> None:
+    async with beside_a_service(place) as client:
         async with client.transaction() as txn:
             await txn.send_many("orders", [b"1", b"2"], keys=["a", None])
             await txn.send("stock", "-3", key=b"\xff", properties={"of": "apples"}, event_time=7)
@@ -119,11 +117,9 @@ def test_transaction_over_topics_is_visible_whole(place: Place) -> None:
             (b"gone", None, {}, 0),
         ]
 
-    beside_a_service(place, test)
 
-
-def test_aborted_transaction_is_invisible(place: Place) -> None:
-    async def test(client: Client) -> None:
+async def test_aborted_transaction_is_invisible(place: Place) -> None:
+    async with beside_a_service(place) as client:
         async with client.transaction() as first:
             await first.send("orders", b"1")
         with pytest.raises(KeyError):
@@ -138,11 +134,9 @@ def test_aborted_transaction_is_invisible(place: Place) -> None:
         records = await asyncio.to_thread(place.read, "orders", 2)
         assert [record.value for record in records] == [b"1", b"2"]
 
-    beside_a_service(place, test)
 
-
-def test_plain_consumer_gets_a_record_as_one_message(place: Place) -> None:
-    async def test(client: Client) -> None:
+async def test_plain_consumer_gets_a_record_as_one_message(place: Place) -> None:
+    async with beside_a_service(place) as client:
         async with client.transaction() as txn:
             await txn.send("orders", "3 apples", key="order-1", properties={"of": "apples"}, event_time=77)
         await client.send("orders", b"ordinary", key="order-2")
@@ -152,8 +146,6 @@ def test_plain_consumer_gets_a_record_as_one_message(place: Place) -> None:
             ("order-1", b"3 apples", 77, {"of": "apples", "tb.v": "1", "tb.txn": str(txn.id), "tb.seq": "1"}),
             ("order-2", b"ordinary", 0, {}),
         ]
-
-    beside_a_service(place, test)
 
 
 def entries(place: Place, topic: str) -> list[list[Mapping[str, str]]]:
@@ -179,11 +171,11 @@ def verify_and_relay(place: Place) -> None:
     Relay(opened, "orders", OwnedTarget(opened, "copy", release=True)).run(follow=False)
 
 
-def test_many_transactions_take_few_entries_that_plain_consumers_can_read(place: Place) -> None:
+async def test_many_transactions_take_few_entries_that_plain_consumers_can_read(place: Place) -> None:
     groups, rest = 3, 10
     count = groups * GROUP + rest
 
-    async def test(client: Client) -> None:
+    async with beside_a_service(place) as client:
         async with client.transaction() as first:  # so that the topic is registered, and has a writer
             await first.send("orders", b"first", key="k")
             await first.commit(wait_visible=True)
@@ -214,8 +206,6 @@ def test_many_transactions_take_few_entries_that_plain_consumers_can_read(place:
         markers, copies = await asyncio.to_thread(consume, place, count + 1, "copy")
         assert (markers, [row[:2] for row in copies]) == (0, [row[:2] for row in messages])
 
-    beside_a_service(place, test)
-
 
 def consume(
     place: Place, count: int, topic: str = "orders"
@@ -234,12 +224,12 @@ def consume(
         other.close()
 
 
-def test_each_record_is_processed_exactly_once(place: Place) -> None:
+async def test_each_record_is_processed_exactly_once(place: Place) -> None:
     async def double(txn: Transaction, record: Record) -> None:
         assert record.value is not None
         await txn.send("doubled", str(2 * int(record.value)), key=record.key)
 
-    async def test(client: Client) -> None:
+    async with beside_a_service(place) as client:
         await client.send_many("numbers", [str(number) for number in range(25)])
         await client.send("numbers", b"not a number")
         async with client.transaction() as txn:
@@ -255,86 +245,70 @@ def test_each_record_is_processed_exactly_once(place: Place) -> None:
         records = await asyncio.to_thread(place.read, "doubled", 51)
         assert [int(record.value or b"") for record in records] == [2 * number for number in range(51)]
 
-    beside_a_service(place, test)
 
-
-def test_ordinary_records_and_readers_need_no_service_and_transactions_wait_for_one(place: Place) -> None:
-    async def test() -> None:
-        async with asyncio.timeout(LONG), place.connect(max_unavailable=1.0) as client:
-            await client.send("orders", b"1")
-            with pytest.raises(ServiceUnavailable, match="no service has ever taken over namespace"):
-                await client.transaction().begin()
-            async with await client.reader("orders") as reader:
-                batch = await reader.read(timeout=LONG)
-                assert batch is not None
-                assert [record.value for record in batch] == [b"1"]
-            async with place.service():
-                await until(lambda: client.session.core.welcomed)
-                client.session.max_unavailable = (
-                    LONG  # registering a topic may take more than a second on a busy cluster
-                )
-                async with client.transaction() as txn:
-                    await txn.send("orders", b"2")
-
-    asyncio.run(test())
-
-
-def test_client_switches_to_the_next_owner(place: Place) -> None:
-    async def test() -> None:
-        async with asyncio.timeout(LONG), place.service() as first, place.connect() as client:
-            async with client.transaction() as before:
-                await before.send("orders", b"1")
+async def test_ordinary_records_and_readers_need_no_service_and_transactions_wait_for_one(place: Place) -> None:
+    async with asyncio.timeout(LONG), place.connect(max_unavailable=1.0) as client:
+        await client.send("orders", b"1")
+        with pytest.raises(ServiceUnavailable, match="no service has ever taken over namespace"):
+            await client.transaction().begin()
+        async with await client.reader("orders") as reader:
+            batch = await reader.read(timeout=LONG)
+            assert batch is not None
+            assert [record.value for record in batch] == [b"1"]
+        async with place.service():
+            await until(lambda: client.session.core.welcomed)
+            client.session.max_unavailable = LONG  # registering a topic may take more than a second on a busy cluster
             async with client.transaction() as txn:
                 await txn.send("orders", b"2")
-                async with place.service():
-                    await first.ended
-                    await txn.send("orders", b"3")
-                    await txn.commit(wait_visible=True)
-                    assert await client.outcome(before.id) is Outcome.COMMIT
-                    records = await asyncio.to_thread(place.read, "orders", 3)
-        assert [record.value for record in records] == [b"1", b"2", b"3"]
-
-    asyncio.run(test())
 
 
-def test_client_accepts_the_address_of_the_service(place: Place) -> None:
-    async def test() -> None:
-        async with asyncio.timeout(LONG), place.service() as engine:
-            address = newest_address(engine)
-            async with place.connect(service=address) as client, client.transaction() as txn:
-                await txn.send("orders", b"1")
-            async with place.connect(service="127.0.0.1:1", timeout=0.1, max_unavailable=0.1) as client:
-                with pytest.raises(ServiceUnavailable, match="no service answers at"):
-                    await client.transaction().begin()
+async def test_client_switches_to_the_next_owner(place: Place) -> None:
+    async with asyncio.timeout(LONG), place.service() as first, place.connect() as client:
+        async with client.transaction() as before:
+            await before.send("orders", b"1")
+        async with client.transaction() as txn:
+            await txn.send("orders", b"2")
+            async with place.service():
+                await first.ended
+                await txn.send("orders", b"3")
+                await txn.commit(wait_visible=True)
+                assert await client.outcome(before.id) is Outcome.COMMIT
+                records = await asyncio.to_thread(place.read, "orders", 3)
+    assert [record.value for record in records] == [b"1", b"2", b"3"]
 
-    asyncio.run(test())
+
+async def test_client_accepts_the_address_of_the_service(place: Place) -> None:
+    async with asyncio.timeout(LONG), place.service() as engine:
+        address = newest_address(engine)
+        async with place.connect(service=address) as client, client.transaction() as txn:
+            await txn.send("orders", b"1")
+        async with place.connect(service="127.0.0.1:1", timeout=0.1, max_unavailable=0.1) as client:
+            with pytest.raises(ServiceUnavailable, match="no service answers at"):
+                await client.transaction().begin()
 
 
 def newest_address(engine: Engine) -> str:
     return ServiceDiscovery(engine.broker, "").newest_address()
 
 
-def test_service_of_another_namespace_is_rejected(cluster: Cluster, place: Place) -> None:
-    async def run() -> None:
-        namespace = cluster.namespace()
-        other = Place(cluster, namespace)
-        async with asyncio.timeout(LONG), place.service(), other.service() as theirs:
-            address = await asyncio.to_thread(newest_address, theirs)
-            async with place.connect(service=address, max_unavailable=1.0) as client:
-                with pytest.raises(ServiceUnavailable, match="this service serves another log"):
-                    async with client.transaction() as txn:
-                        await txn.send("orders", b"1")
-            assert not [*theirs.coordinator.sessions()]
-            async with place.connect() as client, client.transaction() as txn:
-                await txn.send("orders", b"2")
-            assert [one.value for one in await asyncio.to_thread(place.read, "orders", 1)] == [b"2"]
-        await asyncio.to_thread(cluster.drop, namespace)
-
-    asyncio.run(run())
+async def test_service_of_another_namespace_is_rejected(cluster: Cluster, place: Place) -> None:
+    namespace = cluster.namespace()
+    other = Place(cluster, namespace)
+    async with asyncio.timeout(LONG), place.service(), other.service() as theirs:
+        address = await asyncio.to_thread(newest_address, theirs)
+        async with place.connect(service=address, max_unavailable=1.0) as client:
+            with pytest.raises(ServiceUnavailable, match="this service serves another log"):
+                async with client.transaction() as txn:
+                    await txn.send("orders", b"1")
+        assert not [*theirs.coordinator.sessions()]
+        async with place.connect() as client, client.transaction() as txn:
+            await txn.send("orders", b"2")
+        assert [one.value for one in await asyncio.to_thread(place.read, "orders", 1)] == [b"2"]
+    await asyncio.to_thread(cluster.drop, namespace)
 
 
-def test_rejected_record_affects_no_other(place: Place) -> None:
-    async def test(client: Client) -> None:
+async def test_rejected_record_affects_no_other(place: Place) -> None:
+    async with beside_a_service(place) as client:
         async with client.transaction() as txn:
             await txn.send("orders", b"1")
             with pytest.raises(MessageTooLarge):
@@ -344,10 +318,8 @@ def test_rejected_record_affects_no_other(place: Place) -> None:
             await client.send("orders", bytes(5 * 1024 * 1024))
         assert len(await asyncio.to_thread(place.read, "orders", 2)) == 2
 
-    beside_a_service(place, test)
 
-
-def test_many_concurrent_transactions_from_threads(place: Place) -> None:
+async def test_many_concurrent_transactions_from_threads(place: Place) -> None:
     def work() -> None:
         with place.connect() as client:
             for number in range(10):
@@ -355,10 +327,8 @@ def test_many_concurrent_transactions_from_threads(place: Place) -> None:
                     txn.send("orders", str(number))
                     txn.send("stock", str(number))
 
-    async def test(_: Client) -> None:
+    async with beside_a_service(place):
         await asyncio.gather(*(asyncio.to_thread(work) for _ in range(3)))
         for topic in ("orders", "stock"):
             records = await asyncio.to_thread(place.read, topic, 30)
             assert sorted(int(record.value or b"") for record in records) == sorted([*range(10)] * 3)
-
-    beside_a_service(place, test)

@@ -6,7 +6,6 @@ import asyncio
 from functools import partial
 
 import pytest
-from client_world import run
 from cut_readers import cut_short
 
 from broker_io.batch import Batch
@@ -203,86 +202,65 @@ def test_what_is_no_note_tells_nothing(text: str) -> None:
     assert decode_owner_address(text) is None
 
 
-def test_a_note_is_followed_without_a_look_at_the_log() -> None:
-    async def test() -> None:
-        log = NotedLog("1 a:1")
-        log.alive = "a:1"  # there is no log at all
-        assert await log.find() == ["a:1"]
-
-    run(test())
+async def test_a_note_is_followed_without_a_look_at_the_log() -> None:
+    log = NotedLog("1 a:1")
+    log.alive = "a:1"  # there is no log at all
+    assert await log.find() == ["a:1"]
 
 
 @pytest.mark.parametrize("note", [None, "1 ", *NO_NOTES])
-def test_the_log_tells_where_no_note_does(note: str | None) -> None:
-    async def test() -> None:
-        log = NotedLog(note)
-        log.owner(1, "a:1")
-        log.alive = "a:1"
-        assert await log.find() == ["a:1"]
-
-    run(test())
+async def test_the_log_tells_where_no_note_does(note: str | None) -> None:
+    log = NotedLog(note)
+    log.owner(1, "a:1")
+    log.alive = "a:1"
+    assert await log.find() == ["a:1"]
 
 
-def test_a_note_that_cannot_be_read_is_none() -> None:
-    async def test() -> None:
-        log = NotedLog("1 z:9", ServiceUnavailable("the interface is away"))
-        log.owner(1, "a:1")
-        log.alive = "a:1"
-        assert await log.find() == ["a:1"]
-
-    run(test())
+async def test_a_note_that_cannot_be_read_is_none() -> None:
+    log = NotedLog("1 z:9", ServiceUnavailable("the interface is away"))
+    log.owner(1, "a:1")
+    log.alive = "a:1"
+    assert await log.find() == ["a:1"]
 
 
-def test_where_nobody_answers_at_the_noted_address_the_log_is_read_and_the_note_not_followed_again() -> None:
-    async def test() -> None:
-        log = NotedLog("1 z:9")
-        log.owner(1, "a:1")
-        log.alive = "a:1"
-        assert await log.find() == ["z:9", "a:1"]
-        assert await log.find() == ["a:1"]
-        log.broker.annotate(TOPIC, "2 b:2")
-        log.alive = "b:2"
-        assert await log.find() == ["b:2"]
-        log.owner(3, "c:3")
-        log.alive = "c:3"
-        assert await log.find() == ["c:3"]
-
-    run(test())
+async def test_where_nobody_answers_at_the_noted_address_the_log_is_read_and_the_note_not_followed_again() -> None:
+    log = NotedLog("1 z:9")
+    log.owner(1, "a:1")
+    log.alive = "a:1"
+    assert await log.find() == ["z:9", "a:1"]
+    assert await log.find() == ["a:1"]
+    log.broker.annotate(TOPIC, "2 b:2")
+    log.alive = "b:2"
+    assert await log.find() == ["b:2"]
+    log.owner(3, "c:3")
+    log.alive = "c:3"
+    assert await log.find() == ["c:3"]
 
 
-def test_a_note_that_led_to_somebody_else_is_followed_once() -> None:
-    async def test() -> None:
-        log = NotedLog("1 z:9")
-        log.owner(1, "a:1")
-        log.alive = "z:9"  # a connection stands, and it is nobody's who could answer
-        assert await log.find() == ["z:9"]
-        log.alive = "a:1"
-        assert await log.find() == ["a:1"]
-
-    run(test())
+async def test_a_note_that_led_to_somebody_else_is_followed_once() -> None:
+    log = NotedLog("1 z:9")
+    log.owner(1, "a:1")
+    log.alive = "z:9"  # a connection stands, and it is nobody's who could answer
+    assert await log.find() == ["z:9"]
+    log.alive = "a:1"
+    assert await log.find() == ["a:1"]
 
 
-def test_the_log_counts_for_more_than_a_note() -> None:
-    async def test() -> None:
-        log = NotedLog(None)
-        log.owner(2, "b:2")
-        log.alive = "b:2"
-        assert await log.find() == ["b:2"]
-        log.broker.annotate(TOPIC, "2 z:9")
-        assert await log.find() == ["b:2"]
-
-    run(test())
+async def test_the_log_counts_for_more_than_a_note() -> None:
+    log = NotedLog(None)
+    log.owner(2, "b:2")
+    log.alive = "b:2"
+    assert await log.find() == ["b:2"]
+    log.broker.annotate(TOPIC, "2 z:9")
+    assert await log.find() == ["b:2"]
 
 
-def test_an_address_where_nobody_answers_is_an_error_if_the_log_tells_it_too() -> None:
-    async def test() -> None:
-        log = NotedLog("1 a:1")
-        log.owner(1, "a:1")
-        with pytest.raises(ServiceUnavailable, match="nobody is at a:1"):
-            await log.find()
-        assert log.dialled == ["a:1"]
-
-    run(test())
+async def test_an_address_where_nobody_answers_is_an_error_if_the_log_tells_it_too() -> None:
+    log = NotedLog("1 a:1")
+    log.owner(1, "a:1")
+    with pytest.raises(ServiceUnavailable, match="nobody is at a:1"):
+        await log.find()
+    assert log.dialled == ["a:1"]
 
 
 class Nobody:
@@ -305,68 +283,59 @@ class Nobody:
         self.closed = True
 
 
-def test_a_dial_goes_over_to_the_next_owner_while_the_one_before_does_not_answer() -> None:
-    async def test() -> None:
-        log = Log()
-        log.owner(1, "a:1")
-        dialled: list[str] = []
+async def test_a_dial_goes_over_to_the_next_owner_while_the_one_before_does_not_answer() -> None:
+    log = Log()
+    log.owner(1, "a:1")
+    dialled: list[str] = []
 
-        async def dial(address: str) -> Link:
-            dialled.append(address)
-            if address == "a:1":
-                await asyncio.to_thread(log.owner, 2, "b:2")
-                await asyncio.Event().wait()
-            return Nobody(address)
+    async def dial(address: str) -> Link:
+        dialled.append(address)
+        if address == "a:1":
+            await asyncio.to_thread(log.owner, 2, "b:2")
+            await asyncio.Event().wait()
+        return Nobody(address)
 
-        link = await connect_to_owner(log.discovery, dial)
-        assert isinstance(link, Nobody)
-        assert link.address == "b:2"
-        assert dialled == ["a:1", "b:2"]
-
-    run(test())
+    link = await connect_to_owner(log.discovery, dial)
+    assert isinstance(link, Nobody)
+    assert link.address == "b:2"
+    assert dialled == ["a:1", "b:2"]
 
 
-def test_a_dial_that_is_given_up_leaves_no_connection_behind() -> None:
-    async def test() -> None:
-        log = Log()
-        log.owner(1, "a:1")
-        links: list[Nobody] = []
-        dialling = asyncio.Event()
+async def test_a_dial_that_is_given_up_leaves_no_connection_behind() -> None:
+    log = Log()
+    log.owner(1, "a:1")
+    links: list[Nobody] = []
+    dialling = asyncio.Event()
 
-        async def dial(address: str) -> Link:
-            dialling.set()
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                links.append(Nobody(address))  # it was there just then
-            return links[0]
+    async def dial(address: str) -> Link:
+        dialling.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            links.append(Nobody(address))  # it was there just then
+        return links[0]
 
-        task = asyncio.ensure_future(connect_to_owner(log.discovery, dial))
-        await dialling.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert [link.closed for link in links] == [True]
-
-    run(test())
+    task = asyncio.ensure_future(connect_to_owner(log.discovery, dial))
+    await dialling.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [link.closed for link in links] == [True]
 
 
-def test_whatever_breaks_a_look_is_tried_again() -> None:
-    async def test() -> None:
-        log = Log()
-        log.owner(1, "a:1")
+async def test_whatever_breaks_a_look_is_tried_again() -> None:
+    log = Log()
+    log.owner(1, "a:1")
 
-        async def dial(address: str) -> Link:
-            return Nobody(address)
+    async def dial(address: str) -> Link:
+        return Nobody(address)
 
-        found = partial(connect_to_owner, log.discovery, dial)
-        faults = log.discovery._broker.faults  # type: ignore[attr-defined]  # a MemoryBroker
-        faults.fail_read(RuntimeError("what is this"))
-        with pytest.raises(ServiceUnavailable, match="what is this"):
-            await found()
-        faults.fail_read(DiskFailed("read by a fault"))
-        with pytest.raises(DiskFailed):
-            await found()
-        assert isinstance(await found(), Nobody)
-
-    run(test())
+    found = partial(connect_to_owner, log.discovery, dial)
+    faults = log.discovery._broker.faults  # type: ignore[attr-defined]  # a MemoryBroker
+    faults.fail_read(RuntimeError("what is this"))
+    with pytest.raises(ServiceUnavailable, match="what is this"):
+        await found()
+    faults.fail_read(DiskFailed("read by a fault"))
+    with pytest.raises(DiskFailed):
+        await found()
+    assert isinstance(await found(), Nobody)

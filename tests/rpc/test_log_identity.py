@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import pytest
-from client_world import run, until, values
+from client_world import until, values
 
 from broker_io.memory import MemoryBroker
 from broker_io.rpc.channel import VERSION_METADATA, Endpoint, LogIdentity
@@ -88,75 +88,64 @@ async def commit(client: Client, value: bytes) -> None:
         await txn.send("d", value)
 
 
-def test_a_service_that_was_given_is_of_another_log() -> None:
-    async def test() -> None:
-        ours, other = Served(), Served()
-        async with ours.running(), other.running():
-            dial = partial(dialling(ours.log), other.address)
-            async with client_of(ours, dial, SHORT) as client:
-                with pytest.raises(ServiceUnavailable, match="this service serves another log"):
-                    await commit(client, b"lost")
+async def test_a_service_that_was_given_is_of_another_log() -> None:
+    ours, other = Served(), Served()
+    async with ours.running(), other.running():
+        dial = partial(dialling(ours.log), other.address)
+        async with client_of(ours, dial, SHORT) as client:
+            with pytest.raises(ServiceUnavailable, match="this service serves another log"):
+                await commit(client, b"lost")
+        assert other.untouched
+        assert not seen(ours)
+
+
+async def test_the_next_owner_is_found_while_another_logs_service_answers_at_the_address_of_the_one_before() -> None:
+    ours, other = Served(), Served()
+    async with other.running(), AsyncExitStack() as owner:
+        await owner.enter_async_context(ours.running(told=other.address))
+        refused = 0
+        log = ours.log
+
+        async def dial(target: str) -> Link:
+            nonlocal refused
+            refused += target == other.address
+            return await open_session(Endpoint(target), CONNECTING, log)
+
+        async with client_of(ours, partial(connect_to_owner, ServiceDiscovery(ours.broker, "n"), dial), 60.0) as client:
+            await until(lambda: refused == 2)
             assert other.untouched
-            assert not seen(ours)
-
-    run(test())
-
-
-def test_the_next_owner_is_found_while_another_logs_service_answers_at_the_address_of_the_one_before() -> None:
-    async def test() -> None:
-        ours, other = Served(), Served()
-        async with other.running(), AsyncExitStack() as owner:
-            await owner.enter_async_context(ours.running(told=other.address))
-            refused = 0
-            log = ours.log
-
-            async def dial(target: str) -> Link:
-                nonlocal refused
-                refused += target == other.address
-                return await open_session(Endpoint(target), CONNECTING, log)
-
-            async with client_of(
-                ours, partial(connect_to_owner, ServiceDiscovery(ours.broker, "n"), dial), 60.0
-            ) as client:
-                await until(lambda: refused == 2)
-                assert other.untouched
-                await owner.aclose()
-                async with ours.running():
-                    await commit(client, b"one")
-                    await until(lambda: seen(ours) == [b"one"])
-            assert other.untouched
-
-    run(test())
+            await owner.aclose()
+            async with ours.running():
+                await commit(client, b"one")
+                await until(lambda: seen(ours) == [b"one"])
+        assert other.untouched
 
 
-def test_a_client_of_a_service_stays_with_the_log_that_it_began_with() -> None:
-    async def test() -> None:
-        first, second = Served(cluster_mode=False), Served(cluster_mode=False)
-        async with first.running(), second.running():
-            target, log = first, LogIdentity()
+async def test_a_client_of_a_service_stays_with_the_log_that_it_began_with() -> None:
+    first, second = Served(cluster_mode=False), Served(cluster_mode=False)
+    async with first.running(), second.running():
+        target, log = first, LogIdentity()
 
-            async def dial() -> Link:
-                return await open_session(Endpoint(target.address), CONNECTING, log)
+        async def dial() -> Link:
+            return await open_session(Endpoint(target.address), CONNECTING, log)
 
-            session = ClientSession(dial, SHORT)
-            await session.open()
-            client = Client(session, lambda: target.broker, None)
-            await commit(client, b"one")
-            target = second
-            for connection in first.engine.connections:
-                connection.close(ServiceUnavailable("goes"))
-            with pytest.raises(Error, match="this service serves another log"):
-                while True:
-                    await commit(client, b"two")
-            assert second.untouched
-            target = first
-            await until(lambda: session.core.welcomed)
-            await commit(client, b"three")
-            await client.close()
-            assert seen(first)[-1] == b"three"
-            assert not seen(second)
-
-    run(test())
+        session = ClientSession(dial, SHORT)
+        await session.open()
+        client = Client(session, lambda: target.broker, None)
+        await commit(client, b"one")
+        target = second
+        for connection in first.engine.connections:
+            connection.close(ServiceUnavailable("goes"))
+        with pytest.raises(Error, match="this service serves another log"):
+            while True:
+                await commit(client, b"two")
+        assert second.untouched
+        target = first
+        await until(lambda: session.core.welcomed)
+        await commit(client, b"three")
+        await client.close()
+        assert seen(first)[-1] == b"three"
+        assert not seen(second)
 
 
 class Silent(LogIdentity):
@@ -167,83 +156,68 @@ class Silent(LogIdentity):
         return VERSION_METADATA
 
 
-def test_what_a_service_says_of_its_log_is_looked_at_too() -> None:
-    async def test() -> None:
-        ours, other = Served(), Served()
-        async with ours.running(), other.running():
-            silent = Silent(lambda: ours.engine.log)
-            async with client_of(ours, partial(dialling(silent), other.address), SHORT) as client:
-                with pytest.raises(ServiceUnavailable, match="serves another log than this client's"):
-                    await commit(client, b"lost")
-            async with client_of(ours, partial(dialling(silent), ours.address), 60.0) as client:
-                await commit(client, b"kept")
-            assert not seen(other)
-
-    run(test())
+async def test_what_a_service_says_of_its_log_is_looked_at_too() -> None:
+    ours, other = Served(), Served()
+    async with ours.running(), other.running():
+        silent = Silent(lambda: ours.engine.log)
+        async with client_of(ours, partial(dialling(silent), other.address), SHORT) as client:
+            with pytest.raises(ServiceUnavailable, match="serves another log than this client's"):
+                await commit(client, b"lost")
+        async with client_of(ours, partial(dialling(silent), ours.address), 60.0) as client:
+            await commit(client, b"kept")
+        assert not seen(other)
 
 
 @pytest.mark.parametrize("kind", [LogIdentity, Silent], ids=["the service refuses", "the client refuses"])
-def test_streams_are_not_of_another_log(kind: type[LogIdentity]) -> None:
-    async def test() -> None:
-        ours, other = Served(), Served()
-        async with ours.running(), other.running():
-            log = kind(lambda: ours.engine.log)
-            way = partial(dialling(ours.log), ours.address)
-            async with (
-                client_of(ours, way, SHORT) as client,
-                client_of(other, partial(dialling(other.log), other.address), 60.0) as writer,
-            ):
-                await commit(writer, b"theirs")
+async def test_streams_are_not_of_another_log(kind: type[LogIdentity]) -> None:
+    ours, other = Served(), Served()
+    async with ours.running(), other.running():
+        log = kind(lambda: ours.engine.log)
+        way = partial(dialling(ours.log), ours.address)
+        async with (
+            client_of(ours, way, SHORT) as client,
+            client_of(other, partial(dialling(other.log), other.address), 60.0) as writer,
+        ):
+            await commit(writer, b"theirs")
 
-                async def stream_connector() -> StreamLink:
-                    return await open_streams(Endpoint(other.address), CONNECTING, log)
+            async def stream_connector() -> StreamLink:
+                return await open_streams(Endpoint(other.address), CONNECTING, log)
 
-                client.streams = ShardStreams([stream_connector], client.session.max_unavailable)
-                async with client.stream("d") as stream:
-                    with pytest.raises(ServiceUnavailable, match="another log"):
-                        await stream.next()
-
-    run(test())
+            client.streams = ShardStreams([stream_connector], client.session.max_unavailable)
+            async with client.stream("d") as stream:
+                with pytest.raises(ServiceUnavailable, match="another log"):
+                    await stream.next()
 
 
-def test_operators_questions_are_not_asked_of_another_log() -> None:
-    async def test() -> None:
-        ours, other = Served(), Served()
-        async with ours.running(), other.running():
-            for served in (ours, other):
-                link = await open_admin(Endpoint(served.address), CONNECTING, ours.log)
-                if served is ours:
-                    assert await link.ask("Cursors", {}) == []
-                else:
-                    with pytest.raises(ServiceUnavailable, match="this service serves another log"):
-                        await link.ask("Cursors", {})
-                await link.close()
-
-    run(test())
+async def test_operators_questions_are_not_asked_of_another_log() -> None:
+    ours, other = Served(), Served()
+    async with ours.running(), other.running():
+        for served in (ours, other):
+            link = await open_admin(Endpoint(served.address), CONNECTING, ours.log)
+            if served is ours:
+                assert await link.ask("Cursors", {}) == []
+            else:
+                with pytest.raises(ServiceUnavailable, match="this service serves another log"):
+                    await link.ask("Cursors", {})
+            await link.close()
 
 
-def test_a_namespace_that_was_never_served_has_no_log() -> None:
-    async def test() -> None:
-        log = log_identity_of(MemoryBroker(), "public/n", TOPIC)
-        with pytest.raises(ServiceUnavailable, match="no service has ever taken over namespace public/n: run"):
-            await log.metadata()
-
-    run(test())
+async def test_a_namespace_that_was_never_served_has_no_log() -> None:
+    log = log_identity_of(MemoryBroker(), "public/n", TOPIC)
+    with pytest.raises(ServiceUnavailable, match="no service has ever taken over namespace public/n: run"):
+        await log.metadata()
 
 
-def test_a_log_that_cant_be_asked_for_is_asked_for_again() -> None:
-    async def test() -> None:
-        answers = iter([RuntimeError("what is this"), None])
+async def test_a_log_that_cant_be_asked_for_is_asked_for_again() -> None:
+    answers = iter([RuntimeError("what is this"), None])
 
-        class Odd(MemoryBroker):
-            def incarnation(self, topic: str) -> str:
-                if (error := next(answers)) is not None:
-                    raise error
-                return "i"
+    class Odd(MemoryBroker):
+        def incarnation(self, topic: str) -> str:
+            if (error := next(answers)) is not None:
+                raise error
+            return "i"
 
-        log = log_identity_of(Odd(), "n", TOPIC)
-        with pytest.raises(ServiceUnavailable, match="what is this"):
-            await log.metadata()
-        assert await log.metadata() == (*VERSION_METADATA, ("txnbuffer-log", "i"))
-
-    run(test())
+    log = log_identity_of(Odd(), "n", TOPIC)
+    with pytest.raises(ServiceUnavailable, match="what is this"):
+        await log.metadata()
+    assert await log.metadata() == (*VERSION_METADATA, ("txnbuffer-log", "i"))

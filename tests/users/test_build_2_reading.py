@@ -88,56 +88,47 @@ def test_records_that_come_later_are_yielded(client: SyncClient) -> None:
         assert next(records).value == b"11"
 
 
-def test_asyncio_readers_iterate_too() -> None:
-    async def main() -> None:
-        async with connect("memory:") as client:
-            await client.send_many("log", [b"%d" % number for number in range(1, 8)])
-            async with await client.reader("log", start="earliest") as reader:
-                found = []
-                async for record in reader.records(timeout=0.1):
-                    found.append(record)
-                    if len(found) == 2:
-                        break
-                assert numbers(found) == [1, 2]
-                assert numbers(await reader.read(limit=2) or ()) == [3, 4]
-                assert [numbers(batch) async for batch in reader.batches(timeout=0.1)] == [[5, 6, 7]]
-                await reader.seek(Seqno(6))
-                assert numbers([record async for record in reader.records(timeout=0.1)]) == [6, 7]
-
-    asyncio.run(main())
+async def test_asyncio_readers_iterate_too() -> None:
+    async with connect("memory:") as client:
+        await client.send_many("log", [b"%d" % number for number in range(1, 8)])
+        async with await client.reader("log", start="earliest") as reader:
+            found = []
+            async for record in reader.records(timeout=0.1):
+                found.append(record)
+                if len(found) == 2:
+                    break
+            assert numbers(found) == [1, 2]
+            assert numbers(await reader.read(limit=2) or ()) == [3, 4]
+            assert [numbers(batch) async for batch in reader.batches(timeout=0.1)] == [[5, 6, 7]]
+            await reader.seek(Seqno(6))
+            assert numbers([record async for record in reader.records(timeout=0.1)]) == [6, 7]
 
 
-def test_tasks_that_share_the_records_of_a_reader_get_each_once() -> None:
-    async def main() -> None:
-        async with connect("memory:") as client:
-            await client.send_many("log", [b"%d" % number for number in range(100)])
-            found: list[int] = []
-            async with await client.reader("log") as reader:
+async def test_tasks_that_share_the_records_of_a_reader_get_each_once() -> None:
+    async with connect("memory:") as client:
+        await client.send_many("log", [b"%d" % number for number in range(100)])
+        found: list[int] = []
+        async with await client.reader("log") as reader:
 
-                async def work() -> None:
-                    async for record in reader.records(timeout=0.2):
-                        found.append(int(record.value))
-                        await asyncio.sleep(0)
+            async def work() -> None:
+                async for record in reader.records(timeout=0.2):
+                    found.append(int(record.value))
+                    await asyncio.sleep(0)
 
-                await asyncio.gather(work(), work(), work())
-            assert sorted(found) == [*range(100)]
-
-    asyncio.run(main())
+            await asyncio.gather(work(), work(), work())
+        assert sorted(found) == [*range(100)]
 
 
-def test_a_seek_forgets_what_a_cancelled_read_has_read() -> None:
-    async def main() -> None:
-        async with connect("memory:") as client:
-            await client.send_many("log", [b"%d" % number for number in range(1, 8)])
-            async with await client.reader("log") as reader:
-                reading = asyncio.ensure_future(reader.read(timeout=60.0))
-                await asyncio.sleep(0)
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
-                await reader.seek(Seqno(5))
-                assert numbers(await reader.read(timeout=60.0) or ()) == [5, 6, 7]
-
-    asyncio.run(main())
+async def test_a_seek_forgets_what_a_cancelled_read_has_read() -> None:
+    async with connect("memory:") as client:
+        await client.send_many("log", [b"%d" % number for number in range(1, 8)])
+        async with await client.reader("log") as reader:
+            reading = asyncio.ensure_future(reader.read(timeout=60.0))
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await reader.seek(Seqno(5))
+            assert numbers(await reader.read(timeout=60.0) or ()) == [5, 6, 7]
 
 
 # Data frames
@@ -264,16 +255,13 @@ def test_deserializers_mirror_serializers(
         assert [value for topic, value in found if topic == "bytes"] == [b"raw"]
 
 
-def test_one_deserializer_for_all_topics_serves_asyncio_readers() -> None:
-    async def main() -> None:
-        async with connect("memory:", serializer=JsonSerializer(), deserializers=JsonDeserializer()) as client:
-            await client.send("a", [1])
-            await client.send("b", {"x": 2})
-            async with await client.reader(["a", "b"]) as reader:
-                found = [record.value async for record in reader.records(timeout=0.1)]
-            assert sorted(found, key=str) == [[1], {"x": 2}]
-
-    asyncio.run(main())
+async def test_one_deserializer_for_all_topics_serves_asyncio_readers() -> None:
+    async with connect("memory:", serializer=JsonSerializer(), deserializers=JsonDeserializer()) as client:
+        await client.send("a", [1])
+        await client.send("b", {"x": 2})
+        async with await client.reader(["a", "b"]) as reader:
+            found = [record.value async for record in reader.records(timeout=0.1)]
+        assert sorted(found, key=str) == [[1], {"x": 2}]
 
 
 def test_columns_keep_the_values_as_stored() -> None:
@@ -432,24 +420,22 @@ def test_change_streams_start_with_both_words(client: SyncClient) -> None:
         assert sum(len(batch) for batch in stream if isinstance(batch, ChangeBatch)) == 0
 
 
-def test_a_trimmed_seqno_is_an_error() -> None:
-    async def whole(world: World) -> None:
-        client = await world.client()
-        for number in range(3):
-            async with client.transaction() as txn:
-                await txn.send("log", b"%d" % number)
-            world.broker.roll("log")
-        last = world.broker.ledgers("log")[2].ledger
-        for _ in range(2):  # two snapshots keep what they need
-            await world.engine.snapshots.snapshot(["log"])
-        world.broker.trim("log", last)
+@in_world
+async def test_a_trimmed_seqno_is_an_error(world: World) -> None:
+    client = await world.client()
+    for number in range(3):
+        async with client.transaction() as txn:
+            await txn.send("log", b"%d" % number)
+        world.broker.roll("log")
+    last = world.broker.ledgers("log")[2].ledger
+    for _ in range(2):  # two snapshots keep what they need
         await world.engine.snapshots.snapshot(["log"])
-        with CommittedReader(world.broker, "log", start=Seqno(3)) as reader:
-            assert numbers(reader.records(timeout=0.0)) == [2]
-        with pytest.raises(PositionTrimmed, match="topic log begins at seqno 3: seqno 2 was trimmed"):
-            CommittedReader(world.broker, "log", start=Seqno(2))
-
-    in_world(whole)
+    world.broker.trim("log", last)
+    await world.engine.snapshots.snapshot(["log"])
+    with CommittedReader(world.broker, "log", start=Seqno(3)) as reader:
+        assert numbers(reader.records(timeout=0.0)) == [2]
+    with pytest.raises(PositionTrimmed, match="topic log begins at seqno 3: seqno 2 was trimmed"):
+        CommittedReader(world.broker, "log", start=Seqno(2))
 
 
 @given(

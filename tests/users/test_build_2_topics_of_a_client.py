@@ -446,18 +446,15 @@ def test_objects_of_a_client_are_readable() -> None:
     assert repr(client) == "<SyncClient of memory:, closed>"
 
 
-def test_objects_of_an_asyncio_client_are_readable(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with connect(f"file:{tmp_path}/log") as client:
-            assert repr(client) == f"<Client of file:{tmp_path}/log, no open transactions>"
-            async with client.transaction() as txn:
-                await txn.send("orders", b"1")
-                assert repr(txn) == f"<Transaction {txn.id} open, records: 1 for 'orders'>"
-                assert "1 open transaction>" in repr(client)
-            assert "committed" in repr(txn)
-            async with await client.reader("orders") as reader:
-                assert repr(reader) == "<AsyncReader of 'orders', open>"
-            async with client.stream("orders") as stream:
-                assert repr(stream) == "<ChangeStream of 'orders', not opened, open>"
-
-    run(test())
+async def test_objects_of_an_asyncio_client_are_readable(tmp_path: Path) -> None:
+    async with connect(f"file:{tmp_path}/log") as client:
+        assert repr(client) == f"<Client of file:{tmp_path}/log, no open transactions>"
+        async with client.transaction() as txn:
+            await txn.send("orders", b"1")
+            assert repr(txn) == f"<Transaction {txn.id} open, records: 1 for 'orders'>"
+            assert "1 open transaction>" in repr(client)
+        assert "committed" in repr(txn)
+        async with await client.reader("orders") as reader:
+            assert repr(reader) == "<AsyncReader of 'orders', open>"
+        async with client.stream("orders") as stream:
+            assert repr(stream) == "<ChangeStream of 'orders', not opened, open>"

@@ -93,22 +93,18 @@ def test_a_long_read_notices_the_topic_soon() -> None:
             timer.join()
 
 
-def test_an_asyncio_reader_waits_too(address: str) -> None:
+async def test_an_asyncio_reader_waits_too(address: str) -> None:
     topic = unique("later")
-
-    async def test() -> None:
-        async with connect(address) as client:
-            with pytest.raises(TopicNotFound):
-                await client.reader(topic)
-            async with await client.reader(topic, wait=True) as reader:
-                reading = asyncio.ensure_future(reader.read(timeout=30))
-                await asyncio.sleep(0.1)
-                await client.send(topic, b"1")
-                batch = await reading
-                assert batch is not None
-                assert [record.value for record in batch] == [b"1"]
-
-    run(test())
+    async with connect(address) as client:
+        with pytest.raises(TopicNotFound):
+            await client.reader(topic)
+        async with await client.reader(topic, wait=True) as reader:
+            reading = asyncio.ensure_future(reader.read(timeout=30))
+            await asyncio.sleep(0.1)
+            await client.send(topic, b"1")
+            batch = await reading
+            assert batch is not None
+            assert [record.value for record in batch] == [b"1"]
 
 
 def test_a_partitioned_topic_may_come_later() -> None:

@@ -306,17 +306,13 @@ def test_connect_without_with_says_how_to_use_it(use: Callable[[Any], Any]) -> N
     assert not os.path.exists("data")
 
 
-def test_the_repr_of_connect_says_how_to_use_it_and_shows_no_secret(tmp_path: Path) -> None:
+async def test_the_repr_of_connect_says_how_to_use_it_and_shows_no_secret(tmp_path: Path) -> None:
     pending = connect(f"file:{tmp_path}", token="sEcReT")
     assert "with connect(…) as client" in repr(pending)
     assert "sEcReT" not in repr(pending)
     assert not hasattr(pending, "no_such_name")
     with connect("memory:") as client:
         assert isinstance(client, SyncClient)
-
-    async def test() -> None:
-        opened = await connect("memory:")
-        assert isinstance(opened, Client)
-        await opened.close()
-
-    run(test())
+    opened = await connect("memory:")
+    assert isinstance(opened, Client)
+    await opened.close()
