@@ -176,8 +176,8 @@ def _count_iterations(cells: memoryview) -> None:
 
 def _count_frames(cells: memoryview) -> None:
     from broker_io.rpc.channel import MessageStream
-    from txnbuffer.client.embedded import EngineStreamLink
-    from txnbuffer.service.connection import SessionConnection
+    from txnbuffer.client.session.embedded import EngineStreamLink
+    from txnbuffer.service.door.connection import SessionConnection
 
     def counted(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:

@@ -16,7 +16,7 @@ from bench.fresh import fresh
 from bench.harness import Pair, figure
 from bench.service_process import started
 from broker_io.batch import Batch, Blobs
-from broker_io.file.broker import FileBroker
+from broker_io.filelog.log.broker import FileBroker
 from txnbuffer.cli.admin_client import ServiceAddress, call
 
 MB = 1_000_000

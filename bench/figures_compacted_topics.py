@@ -18,7 +18,7 @@ from bench.service_process import service
 from bench.workload import end_of
 from broker_io.batch import Batch, Blobs
 from broker_io.compaction import CompactionReport, CompactionRequest
-from broker_io.file.broker import FileBroker
+from broker_io.filelog.log.broker import FileBroker
 from broker_io.position import EARLIEST, Int64s
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.compaction import TransactionRules

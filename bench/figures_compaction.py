@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bench.fresh import fresh
 from bench.harness import Pair, figure
 from broker_io.batch import Batch, Blobs
-from broker_io.file.broker import FileBroker
+from broker_io.filelog.log.broker import FileBroker
 
 TOPIC = "bench"
 RECORDS, KEYS = 5_000_000, 1_000_000

@@ -35,7 +35,7 @@ async def delivered(address: str, *, in_memory: bool, records: int) -> dict[str,
     `in_memory`: an earlier stream that reads nothing keeps them in the memory of the service.
     """
     from txnbuffer import ChangeBatch, connect
-    from txnbuffer.client.streams import ShardStreams
+    from txnbuffer.client.streams.streams import ShardStreams
     from txnbuffer.streams.client import ClientConfig
 
     async with connect(address) as holding, connect(address) as client:

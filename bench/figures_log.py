@@ -73,7 +73,7 @@ def write_committed(address: str, work: list[Batch]) -> None:
 
 def read_committed_seconds(address: str, expected: int) -> float:
     """Seconds to read the `expected` visible records of a log that another process owns or owned."""
-    from txnbuffer.client.reader import CommittedReader
+    from txnbuffer.client.reading.reader import CommittedReader
 
     start = time.perf_counter()
     count = 0

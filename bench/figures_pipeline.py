@@ -26,7 +26,7 @@ def write_both(directory: str, records: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from txnbuffer.client.arrow import binary
+    from txnbuffer.client.reading.arrow import binary
 
     work = batches(records, TXN_RECORDS)
     write_committed(f"file:{directory}/log", work)

@@ -75,7 +75,7 @@ def _write_versions(directory: str, records: int, keys: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from txnbuffer.client.arrow import binary, fixed, strings
+    from txnbuffer.client.reading.arrow import binary, fixed, strings
     from txnbuffer.pipeline.arrow import TYPES
 
     chance = np.random.default_rng(1)

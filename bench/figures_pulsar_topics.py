@@ -22,7 +22,7 @@ AT_ONCE = 8
 async def registering(address: str, count: int, options: PulsarOptions) -> dict[str, float]:
     """Register `count` new topics together; topics per second, and the number of threads of the process."""
     from broker_io import open_broker
-    from txnbuffer.service.engine import Engine
+    from txnbuffer.service.engine.engine import Engine
 
     names = [f"topic-{number}" for number in range(count)]
     with open_broker(address, **options) as log:

@@ -17,7 +17,7 @@ from bench.harness import Pair, figure
 from bench.pair_process import free_port, pair, round_trip_ms
 from bench.service_process import service
 from bench.workload import batches
-from broker_io.pair.broker import PairBroker, PairOptions
+from broker_io.filelog.pair.broker import PairBroker, PairOptions
 
 TOPICS = tuple(f"topic-{number}" for number in range(16))
 APPENDS, RECORDS_EACH = 2_000, 50

@@ -102,7 +102,7 @@ def open_broker(address: str, **options: object) -> Broker:
     opening: Callable[..., Broker]
     try:
         if scheme == "file":
-            from broker_io.file import FileBroker
+            from broker_io.filelog.log import FileBroker
 
             opening = FileBroker.open
         elif scheme == "memory":
@@ -132,7 +132,7 @@ def check_backup(path: str, progress: BackupProgress) -> BackupReport:
     Raises CallerError if there is no such file, Damaged, UnsupportedFormat, DiskFailed, and what `progress` raises.
     """
     from broker_io.environment import current
-    from broker_io.file.backup import check_backup
+    from broker_io.filelog.log.backup import check_backup
 
     return check_backup(current().disk, path, progress)
 
@@ -144,7 +144,7 @@ def restore_backup(path: str, address: str, progress: BackupProgress) -> BackupR
     error, nothing opens what is in the directory.
     """
     from broker_io.environment import current
-    from broker_io.file.backup import restore_backup
+    from broker_io.filelog.log.backup import restore_backup
 
     check_address(address)
     scheme, _, directory = address.partition(":")

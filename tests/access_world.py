@@ -12,13 +12,13 @@ from txnbuffer import connect
 from txnbuffer.access.tokens import TokenFile, issue, with_token
 from txnbuffer.client.connection import PendingConnection
 from txnbuffer.config import AccessConfig
-from txnbuffer.service.access import Access
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.grpc_server import GrpcServer
-from txnbuffer.service.http_server import HttpServer
-from txnbuffer.service.replication import Replication
-from txnbuffer.service.tls import ServerTls, WatchedTls
+from txnbuffer.service.door.access import Access
+from txnbuffer.service.door.tls import ServerTls, WatchedTls
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer
+from txnbuffer.service.servers.http_server import HttpServer
+from txnbuffer.service.standby.replication import Replication
 
 POLICY = """
 [[allow]]

@@ -16,13 +16,13 @@ from broker_io import open_broker
 from broker_io.port import Broker
 from snapshots.errors import OwnershipLost
 from txnbuffer.client.client import Client
-from txnbuffer.client.embedded import EngineLink
-from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.records import Record
-from txnbuffer.client.session import ClientSession, Connector, Link, LinkUser
+from txnbuffer.client.reading.reader import CommittedReader
+from txnbuffer.client.reading.records import Record
+from txnbuffer.client.session.embedded import EngineLink
+from txnbuffer.client.session.session import ClientSession, Connector, Link, LinkUser
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 Result = TypeVar("Result")
 

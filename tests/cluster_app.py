@@ -13,7 +13,7 @@ from service_setup import engine_on
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from broker_io.position import Positions
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 
 class App:

@@ -79,4 +79,4 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture
 def early_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients in this process send each record of a transaction at once, as those of large transactions."""
-    monkeypatch.setattr("txnbuffer.client.session_requests.COLLECT_BYTES", 0)
+    monkeypatch.setattr("txnbuffer.client.session.session_requests.COLLECT_BYTES", 0)

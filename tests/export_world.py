@@ -16,7 +16,7 @@ from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.port import Broker
 from txnbuffer.cli.app import app
-from txnbuffer.client.records import Record
+from txnbuffer.client.reading.records import Record
 from txnbuffer.pipeline.exports import LATEST
 from txnbuffer.pipeline.jobs import running
 from txnbuffer.pipeline.options import reading_options

@@ -7,7 +7,7 @@ from typing import Any
 
 from broker_io.batch import Batch, Message, PlacedMessage
 from broker_io.environment import Environment
-from broker_io.file.broker import FileBroker, FollowingBroker
+from broker_io.filelog.log.broker import FileBroker, FollowingBroker
 from broker_io.position import EARLIEST, Position, Positions
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
 

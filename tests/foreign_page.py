@@ -23,10 +23,10 @@ from service_setup import engine_on
 
 from broker_io.memory import MemoryBroker
 from txnbuffer.config import AccessConfig
-from txnbuffer.service.access import Access
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.admin_calls import AdminCalls
-from txnbuffer.service.http_server import HttpServer
+from txnbuffer.service.door.access import Access
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.admin_calls import AdminCalls
+from txnbuffer.service.servers.http_server import HttpServer
 
 SECONDS = 60
 PAGE = """<!doctype html><html><body><pre id=out></pre><iframe name=frame></iframe><script>

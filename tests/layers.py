@@ -1,7 +1,8 @@
 """Writes the diagram and the table of docs/architecture.md from the imports: `make docs`.
 
-A part is a package without sub-packages, or else each module and sub-package directly in it. Its layer is above those
-of all parts that it imports, at run time or for types. Parts that import each other share a layer.
+A part is each module and sub-package directly in a package; of a sub-package that has no modules, each of its own
+sub-packages. Its layer is above those of all parts that it imports, at run time or for types. Parts that import each
+other share a layer.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import cache
 
 from source_tree import PACKAGES, ROOT, Module, modules
@@ -24,20 +25,33 @@ Where a part imports another one only in these ways, the table has it in bracket
 
 
 class Layers:
-    """The parts of some modules and what each imports; not `split`: the packages as parts."""
+    """The parts of some modules and what each imports.
 
-    def __init__(self, source: Sequence[Module], *, split: bool = True) -> None:
+    Not `split`: the packages as parts. `rooms`: the sub-packages of each part as parts of their own.
+    """
+
+    def __init__(self, source: Sequence[Module], *, split: bool = True, rooms: bool = False) -> None:
         self.modules = {module.name: module for module in source}
-        self._split = {name.partition(".")[0] for name in self.modules if split and name.count(".") > 1}
+        packages = {name.rpartition(".")[0] for name in self.modules} - {""}
+        nested = {package.rpartition(".")[0] for package in packages} - {""}
+        whole = {package for package in nested if "." in package and not rooms and self._has_modules(package, packages)}
+        self._split = nested - whole if split else set()
         self.imports: dict[str, dict[str, bool]] = {self.part(name): {} for name in self.modules}
         """Part → each part that it imports → whether only inside functions or for types."""
         for module in source:
             self._add(self.imports[self.part(module.name)], module)
 
+    def _has_modules(self, package: str, packages: Set[str]) -> bool:
+        inside = {name for name in self.modules if name.rpartition(".")[0] == package}
+        return bool(inside - packages)
+
     def part(self, name: str) -> str:
         """Return the part that a module belongs to."""
-        package, *inner = name.split(".")
-        return f"{package}.{inner[0]}" if inner and package in self._split else package
+        words = name.split(".")
+        for count in range(1, len(words)):
+            if ".".join(words[:count]) not in self._split:
+                return ".".join(words[:count])
+        return name
 
     def _add(self, found: dict[str, bool], module: Module) -> None:
         for each in module.imports():

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from broker_io.batch import Batch, Message
 from broker_io.environment import Environment
-from broker_io.file.broker import FileBroker
+from broker_io.filelog.log.broker import FileBroker
 from broker_io.port import Broker
 from broker_io.position import Position
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk, Unsynced

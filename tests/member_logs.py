@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from log_history import DIRECTORY, Life, State
 
 from broker_io.environment import Environment
-from broker_io.file.broker import FileBroker
-from broker_io.file.layout import Options
-from broker_io.file.log import FileLog
-from broker_io.file.operations import decode_operations, encode_operations, epoch_operations
-from broker_io.file.recovery import OpenedLog, open_log
-from broker_io.replication.numbers import NumberedOperation
-from broker_io.replication.records import Kind, Mark, make_record
+from broker_io.filelog.log.broker import FileBroker
+from broker_io.filelog.log.layout import Options
+from broker_io.filelog.log.log import FileLog
+from broker_io.filelog.log.numbers import NumberedOperation
+from broker_io.filelog.log.operations import decode_operations, encode_operations, epoch_operations
+from broker_io.filelog.log.records import Kind, Mark, make_record
+from broker_io.filelog.log.recovery import OpenedLog, open_log
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
 
 STORE = b"a store"

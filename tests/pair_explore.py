@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from pair_world import DRIFT, SETTINGS, TTL, Action, Violation, World, clone, key
 
-from broker_io.replication.lease import Terms
+from broker_io.filelog.replication.lease import Terms
 
 FAULTS = {
     "append": 30, "read": 30, "look": 10, "lose": 4, "break": 4, "crash": 4, "pause": 2, "checkpoint": 3, "isolate": 2,

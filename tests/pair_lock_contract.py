@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker_io.pair.port import PairLock
-from broker_io.replication.lease import LockLease
-from broker_io.replication.lock import NO_RECORD, LockRecord, LockView, Swap, accepts
-from broker_io.replication.records import Mark, Store
+from broker_io.filelog.log.records import Mark, Store
+from broker_io.filelog.pair.port import PairLock
+from broker_io.filelog.replication.lease import LockLease
+from broker_io.filelog.replication.lock import NO_RECORD, LockRecord, LockView, Swap, accepts
 
 A, B = b"\x0a" * 16, b"\x0b" * 16
 TTL = 60.0

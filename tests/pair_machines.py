@@ -23,8 +23,8 @@ from service_process import ServiceProcess, kept_port
 from stress.processes import settings, wait_until
 
 from broker_io.errors import Error
-from broker_io.pair import open_lock
-from broker_io.replication.lock import LockRecord
+from broker_io.filelog.pair import open_lock
+from broker_io.filelog.replication.lock import LockRecord
 from txnbuffer.cli.admin_client import ServiceAddress, call
 
 LEASE = 4.0

@@ -16,13 +16,13 @@ import google_crc32c
 
 from broker_io.environment import current
 from broker_io.errors import AppendUnknown, Damaged, DiskFailed, LockUnavailable, PeerError, TopicNotFound
-from broker_io.pair.node import PairNode
-from broker_io.pair.port import CopyChunk, LinkEvents, StoreEvents
-from broker_io.replication.lease import LockLease
-from broker_io.replication.lock import NO_RECORD, LockRecord, LockView, Swap, accepts
-from broker_io.replication.member import Settings
-from broker_io.replication.messages import BuildEpoch, CopyBegin, Message, RewriteFinished
-from broker_io.replication.records import START, Fork, LogRecord, Mark, Store, StoreLog
+from broker_io.filelog.log.records import START, Fork, LogRecord, Mark, Store, StoreLog
+from broker_io.filelog.pair.node import PairNode
+from broker_io.filelog.pair.port import CopyChunk, LinkEvents, StoreEvents
+from broker_io.filelog.replication.lease import LockLease
+from broker_io.filelog.replication.lock import NO_RECORD, LockRecord, LockView, Swap, accepts
+from broker_io.filelog.replication.member import Settings
+from broker_io.filelog.replication.messages import BuildEpoch, CopyBegin, Message, RewriteFinished
 
 NS = 1_000_000_000
 

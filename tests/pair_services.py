@@ -16,8 +16,9 @@ from service_setup import eventually
 from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.config import Config, PairConfig, ServiceConfig
 from txnbuffer.errors import Error
-from txnbuffer.service import process, replication, takeover
+from txnbuffer.service import process
 from txnbuffer.service.process import _Service
+from txnbuffer.service.standby import replication, takeover
 
 PAIR = PairConfig(lock="file:lock", listen="127.0.0.1:1", peer="127.0.0.1:2", lease_seconds=1.0)
 

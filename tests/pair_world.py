@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from broker_io.errors import Error
-from broker_io.replication import messages as m
-from broker_io.replication.lease import LockLease, Terms
-from broker_io.replication.lock import NO_RECORD, LockRecord, LockView, accepts
-from broker_io.replication.member import PairMember, Role, Settings
-from broker_io.replication.records import START, Fork, LogRecord, Mark, StoreLog, shown_end
-from broker_io.replication.serving import Gate, has_room, reads, refusal
-from broker_io.replication.states import step
+from broker_io.filelog.log.records import START, Fork, LogRecord, Mark, StoreLog, shown_end
+from broker_io.filelog.replication import messages as m
+from broker_io.filelog.replication.lease import LockLease, Terms
+from broker_io.filelog.replication.lock import NO_RECORD, LockRecord, LockView, accepts
+from broker_io.filelog.replication.member import PairMember, Role, Settings
+from broker_io.filelog.replication.serving import Gate, has_room, reads, refusal
+from broker_io.filelog.replication.states import step
 
 Action: TypeAlias = tuple[Any, ...]
 TTL = 1000

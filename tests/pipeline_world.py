@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.port import Broker
-from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.records import Record
+from txnbuffer.client.reading.reader import CommittedReader
+from txnbuffer.client.reading.records import Record
 from txnbuffer.model import Marker, MarkerItem, Outcome, TxnId
 from txnbuffer.pipeline.arrow import record_batch, schema_of
 from txnbuffer.pipeline.options import COLUMNS, OUTCOME

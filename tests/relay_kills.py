@@ -15,7 +15,7 @@ from service_process import ServiceProcess, kept_port
 from broker_io import open_broker
 from broker_io.port import Broker
 from txnbuffer import SyncClient, connect
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 
 T, CLEAN = "orders", "clean"
 

@@ -13,12 +13,12 @@ from raw_session import InProcess, RawSession, stop
 
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.coordinator.messages import CoordinatorConfig
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.grpc_server import GrpcServer
-from txnbuffer.service.replication import Replication
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer
+from txnbuffer.service.standby.replication import Replication
 
 QUICK = CoordinatorConfig(
     transaction_timeout=0.3, max_transaction_timeout=5.0, session_timeout=0.3, low_water_mark_interval=0.05

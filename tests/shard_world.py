@@ -20,13 +20,13 @@ from snapshots.shards import Shard, shard_of
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.client.client import Client
 from txnbuffer.client.connection import client_on
-from txnbuffer.client.embedded import EngineLink
-from txnbuffer.client.session import Link
+from txnbuffer.client.session.embedded import EngineLink
+from txnbuffer.client.session.session import Link
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import Abort
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.remote_shards import ShardMessages
+from txnbuffer.service.cluster.remote_shards import ShardMessages
+from txnbuffer.service.engine.engine import Engine
 
 
 def topics_of(shards: int, each: int = 1) -> list[list[str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_io.port import Broker
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 
 TOPICS = ("soak-a", "soak-b")
 

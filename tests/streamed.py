@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from txnbuffer import ChangeBatch, ChangeStream, Client, Rollback
-from txnbuffer.client.cursors import AdminClients, AdminLink
-from txnbuffer.client.embedded import EngineAdminLink, EngineLink, EngineStreamLink
-from txnbuffer.client.session import ClientSession, Link
-from txnbuffer.client.streams import ShardStreams, StreamLink
+from txnbuffer.client.admin_clients import AdminClients, AdminLink
+from txnbuffer.client.session.embedded import EngineAdminLink, EngineLink, EngineStreamLink
+from txnbuffer.client.session.session import ClientSession, Link
+from txnbuffer.client.streams.streams import ShardStreams, StreamLink
 from txnbuffer.model import TxnId
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 Table = dict[bytes | None, bytes]
 

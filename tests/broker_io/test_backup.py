@@ -26,10 +26,10 @@ from broker_io.errors import (
     Error,
     UnsupportedFormat,
 )
-from broker_io.file.backup import HEAD_BYTES, PARTIAL, check_backup, restore_backup, write_backup
-from broker_io.file.broker import FileBroker
-from broker_io.file.layout import Options
-from broker_io.file.recovery import open_log
+from broker_io.filelog.log.backup import HEAD_BYTES, PARTIAL, check_backup, restore_backup, write_backup
+from broker_io.filelog.log.broker import FileBroker
+from broker_io.filelog.log.layout import Options
+from broker_io.filelog.log.recovery import open_log
 from broker_io.port import BackupReport
 from broker_io.position import LEDGERS_OF_A_HISTORY
 from broker_io.testing import Crash, Operation, SeededRandomness, SimulatedDisk, Unsynced

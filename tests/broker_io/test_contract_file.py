@@ -9,7 +9,7 @@ import pytest
 
 from broker_io.environment import Environment
 from broker_io.errors import DiskWatermark
-from broker_io.file.broker import FileBroker
+from broker_io.filelog.log.broker import FileBroker
 from broker_io.port import Broker, Ledger, Reader, TogetherAppend, TogetherResult, Writer
 from broker_io.position import EARLIEST, Position
 from broker_io.testing import SimulatedDisk

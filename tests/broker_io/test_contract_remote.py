@@ -9,7 +9,7 @@ import pytest
 from log_server import LogServer
 
 from broker_io import open_broker
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from broker_io.testing.contract import BrokerContract

@@ -11,7 +11,7 @@ from log_history import content_of as content
 from broker_io.batch import Batch, Message
 from broker_io.environment import Environment
 from broker_io.errors import DiskFailed, DiskFull, DiskWatermark
-from broker_io.file.broker import FileBroker
+from broker_io.filelog.log.broker import FileBroker
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk, Unsynced
 
 

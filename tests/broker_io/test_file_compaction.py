@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from broker_io import block
 from broker_io.batch import Blobs, Message, PlacedMessage
 from broker_io.errors import Damaged, DiskFull
-from broker_io.file import FileBroker, key_columns
-from broker_io.file.commit import BLOCK_BYTES
+from broker_io.filelog.log import FileBroker, key_columns
+from broker_io.filelog.log.commit import BLOCK_BYTES
 from broker_io.testing import Crash, Unsynced
 
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"\x00"])

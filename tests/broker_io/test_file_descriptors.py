@@ -19,7 +19,7 @@ from broker_io.testing.disk import SimulatedFile
 MANY_TOPICS = """
 import resource, sys
 from broker_io.batch import Batch, Message
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.position import LATEST
 resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
 names = [f"t{number}" for number in range(450)]
@@ -48,7 +48,7 @@ NO_DESCRIPTOR = """
 import os, resource, sys
 from broker_io.batch import Batch, Message
 from broker_io.errors import TooManyFiles
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 resource.setrlimit(resource.RLIMIT_NOFILE, (150, 150))
 with FileBroker.open(sys.argv[1], watermark_bytes=0) as owner:
     owner.create_topic("t")

@@ -12,7 +12,7 @@ from file_logs import DIRECTORY, World, append, messages, numbered
 from log_history import Life, check_answers, content_of, live, open_log
 
 from broker_io.errors import Damaged
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.position import LATEST, Position
 from broker_io.system import SystemDisk
 from broker_io.testing import SimulatedDisk, Unsynced

@@ -20,8 +20,8 @@ from broker_io.errors import (
     TopicNotFound,
     UnsupportedFormat,
 )
-from broker_io.file import FileBroker
-from broker_io.file.broker import FollowingBroker
+from broker_io.filelog.log import FileBroker
+from broker_io.filelog.log.broker import FollowingBroker
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
 from broker_io.system import SystemDisk
@@ -181,7 +181,7 @@ def test_size_of_zero_is_rejected(name: str) -> None:
 
 
 def test_log_works_without_a_usable_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_io.file.segment.STEP_BYTES", 100)
+    monkeypatch.setattr("broker_io.filelog.log.segment.STEP_BYTES", 100)
     world = World()
     opened = world.disk.open
 

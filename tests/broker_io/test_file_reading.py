@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import Closed, Damaged, DiskFailed, PositionTrimmed, TopicNotFound
-from broker_io.file import FileBroker
-from broker_io.file.broker import FollowingBroker
+from broker_io.filelog.log import FileBroker
+from broker_io.filelog.log.broker import FollowingBroker
 from broker_io.position import LATEST, Position
 from broker_io.testing.disk import SimulatedFile
 
@@ -349,7 +349,7 @@ def test_a_waiting_reader_wakes_up_when_its_broker_is_closed(tmp_path: Path) -> 
 
 FOLLOW = """
 import sys
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 count = 0
 with FileBroker.open(sys.argv[1], read_only=True) as broker, broker.reader("t") as reader:
     print("ready", flush=True)
@@ -378,7 +378,7 @@ def test_another_process_follows_through_rolls_and_checkpoints(tmp_path: Path) -
 
 
 def test_many_topics_need_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_io.file.log.OPEN_SEGMENTS", 4)
+    monkeypatch.setattr("broker_io.filelog.log.log.OPEN_SEGMENTS", 4)
     with FileBroker.open(str(tmp_path / "log"), watermark_bytes=0) as broker:
         for number in range(20):
             broker.create_topic(f"t{number}")

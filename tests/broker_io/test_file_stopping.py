@@ -11,9 +11,9 @@ import pytest
 from broker_io.batch import Batch, Message
 from broker_io.environment import Environment
 from broker_io.errors import DiskFailed, DiskFull
-from broker_io.file import FileBroker
-from broker_io.file import broker as broker_module
-from broker_io.file.commit import PendingUnit
+from broker_io.filelog.log import FileBroker
+from broker_io.filelog.log import broker as broker_module
+from broker_io.filelog.log.commit import PendingUnit
 from broker_io.testing import SimulatedDisk
 
 

@@ -16,10 +16,10 @@ from log_history import STRIDE, check_answers, content_of, open_log
 
 from broker_io.batch import Batch, Labels, Message
 from broker_io.errors import DiskFailed, DiskFull, DiskWatermark, Error
-from broker_io.file import log as log_module
-from broker_io.file.broker import FileBroker, FileWriter
-from broker_io.file.layout import journal_path
-from broker_io.file.operations import decode_operations
+from broker_io.filelog.log import log as log_module
+from broker_io.filelog.log.broker import FileBroker, FileWriter
+from broker_io.filelog.log.layout import journal_path
+from broker_io.filelog.log.operations import decode_operations
 from broker_io.position import Positions
 from broker_io.testing import Crash, SimulatedClock, SimulatedDisk, Unsynced
 from broker_io.testing.contract.together import append_together

@@ -22,8 +22,8 @@ from broker_io.errors import (
     MessageTooLarge,
     TopicNotFound,
 )
-from broker_io.file import FileBroker, commit
-from broker_io.file.log import FileLog
+from broker_io.filelog.log import FileBroker, commit
+from broker_io.filelog.log.log import FileLog
 from broker_io.port import Writer
 from broker_io.position import Positions
 

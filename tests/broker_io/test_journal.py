@@ -5,7 +5,7 @@ import pytest
 from golden_files import GOLDEN, committed
 
 from broker_io.errors import Damaged, StorageError, UnsupportedFormat
-from broker_io.file.journal import (
+from broker_io.filelog.log.journal import (
     FILE_HEAD_BYTES,
     HEAD_BYTES,
     FileHead,
@@ -15,7 +15,7 @@ from broker_io.file.journal import (
     encode_record,
     read_journal,
 )
-from broker_io.replication.records import MAX_NUMBER, Kind, LogRecord, Mark, make_record
+from broker_io.filelog.log.records import MAX_NUMBER, Kind, LogRecord, Mark, make_record
 
 TOKEN = b"\x01token\x02\x03"
 HEAD = FileHead(5, TOKEN, Mark(3, 40, 2**63 + 7))

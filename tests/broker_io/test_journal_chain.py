@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from broker_io.environment import Environment
 from broker_io.errors import Damaged
-from broker_io.file import journal_chain
-from broker_io.file.journal import FILE_HEAD_BYTES, HEAD_BYTES
-from broker_io.file.journal_chain import FoundJournal, Journal, find_journal
-from broker_io.file.layout import Manifest, journal_path
-from broker_io.replication.records import LogRecord, Mark, make_record, shown_end
+from broker_io.filelog.log import journal_chain
+from broker_io.filelog.log.journal import FILE_HEAD_BYTES, HEAD_BYTES
+from broker_io.filelog.log.journal_chain import FoundJournal, Journal, find_journal
+from broker_io.filelog.log.layout import Manifest, journal_path
+from broker_io.filelog.log.records import LogRecord, Mark, make_record, shown_end
 from broker_io.testing import Crash, SeededRandomness, SimulatedClock, SimulatedDisk, Unsynced
 
 DIRECTORY = "/log"

@@ -9,9 +9,9 @@ from compacted_topic import T, Topic
 from broker_io.batch import Batch, Blobs
 from broker_io.compaction import CompactionRequest, DigestingBroker
 from broker_io.errors import Damaged
-from broker_io.file import rewriting
-from broker_io.file.keymap import Mask
-from broker_io.file.rewriting import Rewrite
+from broker_io.filelog.log import rewriting
+from broker_io.filelog.log.keymap import Mask
+from broker_io.filelog.log.rewriting import Rewrite
 from broker_io.testing.disk import SimulatedDisk
 from txnbuffer.buffer.compaction import TransactionRules
 from txnbuffer.buffer.visibility import PinnedVisibility

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_io.file import keymap
-from broker_io.file.keymap import ALL_HASHES, SMALLEST_BYTES, KeyColumn, KeyMap
+from broker_io.filelog.log import keymap
+from broker_io.filelog.log.keymap import ALL_HASHES, SMALLEST_BYTES, KeyColumn, KeyMap
 
 
 def column(keys: list[bytes]) -> KeyColumn:

@@ -6,7 +6,7 @@ from golden_files import GOLDEN, committed
 
 from broker_io.compaction import CompactionPolicy, CompactionState
 from broker_io.errors import Damaged, ForeignDirectory, StorageError, UnsupportedFormat
-from broker_io.file.layout import (
+from broker_io.filelog.log.layout import (
     LedgerEntry,
     Manifest,
     PairEntry,
@@ -18,7 +18,7 @@ from broker_io.file.layout import (
     load_manifest,
     replace_manifest,
 )
-from broker_io.replication.records import Fork, Mark
+from broker_io.filelog.log.records import Fork, Mark
 from broker_io.testing import Crash, SimulatedDisk, Unsynced
 
 MANIFEST = Manifest(

@@ -11,13 +11,13 @@ from member_logs import SMALL, STORE, AloneReplicator, open_member, opened_membe
 from broker_io.batch import Batch, Message
 from broker_io.environment import Environment
 from broker_io.errors import AppendUnknown, DiskWatermark, Error, NotLive
-from broker_io.file.broker import FileBroker
-from broker_io.file.layout import PreparedFile
-from broker_io.file.log import FileLog
-from broker_io.file.operations import PrepareFiles, WrittenFile, decode_operations, encode_operations
+from broker_io.filelog.log.broker import FileBroker
+from broker_io.filelog.log.layout import PreparedFile
+from broker_io.filelog.log.log import FileLog
+from broker_io.filelog.log.numbers import NumberedOperation
+from broker_io.filelog.log.operations import PrepareFiles, WrittenFile, decode_operations, encode_operations
+from broker_io.filelog.log.records import FOUNDED_EMPTY, LogRecord, Mark, make_record
 from broker_io.position import LEDGERS_OF_A_HISTORY
-from broker_io.replication.numbers import NumberedOperation
-from broker_io.replication.records import FOUNDED_EMPTY, LogRecord, Mark, make_record
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk, Unsynced
 
 

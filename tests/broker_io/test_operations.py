@@ -15,8 +15,9 @@ from broker_io.batch import Batch, Message
 from broker_io.block import BadBlock, encode_block
 from broker_io.compaction import CompactionPolicy, CompactionState
 from broker_io.errors import StorageError
-from broker_io.file.layout import LedgerEntry, Manifest, PairEntry, PreparedFile, TopicEntry
-from broker_io.file.operations import (
+from broker_io.filelog.log.layout import LedgerEntry, Manifest, PairEntry, PreparedFile, TopicEntry
+from broker_io.filelog.log.numbers import Change, NumberedOperation, ObjectNumbers
+from broker_io.filelog.log.operations import (
     AppendBlocks,
     BeginEpoch,
     DeleteTopic,
@@ -37,7 +38,6 @@ from broker_io.file.operations import (
     opened,
 )
 from broker_io.position import LEDGERS_OF_A_HISTORY
-from broker_io.replication.numbers import Change, NumberedOperation, ObjectNumbers
 
 EMPTY = Manifest("0" * 32, "0" * 16, 1, 1, (), pair=PairEntry(b"store"))
 DIGEST = "00112233445566778899aabbccddeeff"

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from broker_io.batch import Message
 from broker_io.errors import LogRestored, PositionTrimmed
-from broker_io.file import FileBroker
-from broker_io.file.backup import restore_backup
-from broker_io.file.reader import FileReader
+from broker_io.filelog.log import FileBroker
+from broker_io.filelog.log.backup import restore_backup
+from broker_io.filelog.log.reader import FileReader
 from broker_io.position import EARLIEST, LATEST, Position
 
 FILE = "/backup"

@@ -13,7 +13,7 @@ import pytest
 from broker_io import open_broker, restore_backup
 from broker_io.addresses import shown_address
 from broker_io.errors import CallerError, InvalidAddress, NotAuthorized
-from broker_io.pair.etcd_lock import EtcdAddress
+from broker_io.filelog.pair.etcd_lock import EtcdAddress
 from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.credentials import Bearer, Credentials
 from broker_io.waits import RetryPolicy

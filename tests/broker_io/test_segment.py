@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from broker_io.batch import Batch, Message
 from broker_io.block import EncodedBlock, encode_block
 from broker_io.errors import Damaged
-from broker_io.file import segment as index_module
-from broker_io.file.layout import LedgerEntry
-from broker_io.file.segment import (
+from broker_io.filelog.log import segment as index_module
+from broker_io.filelog.log.layout import LedgerEntry
+from broker_io.filelog.log.segment import (
     ENTRY_BYTES,
     BlockIndexEntry,
     Segment,

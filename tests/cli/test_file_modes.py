@@ -11,7 +11,7 @@ from commands import txnbuf
 from file_logs import append, numbered
 
 from broker_io.environment import current
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.permissions import exposure
 
 

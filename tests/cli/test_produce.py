@@ -13,7 +13,7 @@ from client_world import read_all
 
 from broker_io import open_broker
 from txnbuffer.cli.produce import produce_command
-from txnbuffer.client.records import Record
+from txnbuffer.client.reading.records import Record
 from txnbuffer.errors import Error, InvalidRequest
 from txnbuffer.testing import ServiceProcess
 

@@ -13,8 +13,8 @@ from http_answers import get
 from pair_services import RunningPair, on_a_pair
 from service_setup import eventually
 
-from broker_io.file.broker import FileBroker
-from broker_io.pair.broker import PairBroker, PairOptions
+from broker_io.filelog.log.broker import FileBroker
+from broker_io.filelog.pair.broker import PairBroker, PairOptions
 from txnbuffer import connect
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from txnbuffer.client.record_path import OpenTransaction, RecordPath, ServicePath
-from txnbuffer.client.send_columns import SendColumns
-from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.path.record_path import OpenTransaction, RecordPath, ServicePath
+from txnbuffer.client.path.send_columns import SendColumns
+from txnbuffer.client.session.session_core import SessionCore
 from txnbuffer.coordinator.messages import Done, Leased
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome
 

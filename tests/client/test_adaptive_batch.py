@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txnbuffer.client.membership import COMMIT_INTERVAL, SUCCESSES_TO_GROW, UNLIMITED, AdaptiveBatch
+from txnbuffer.client.groups.membership import COMMIT_INTERVAL, SUCCESSES_TO_GROW, UNLIMITED, AdaptiveBatch
 from txnbuffer.model import Position
 
 AT, NEXT = Position(1, 7), Position(1, 8)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 from client_world import LONG, World, inside, run
 
-from txnbuffer.client.async_reader import AsyncReader
 from txnbuffer.client.lifecycle import opened
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.async_reader import AsyncReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 
 

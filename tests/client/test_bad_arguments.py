@@ -13,14 +13,14 @@ from client_world import World, in_world, values
 from broker_io.errors import CallerError, InvalidMessage, InvalidTopicName
 from txnbuffer import Client, connect
 from txnbuffer.client.connection import ServiceLink
-from txnbuffer.client.record_path import EndPlan, Outbox
-from txnbuffer.client.session import Link
+from txnbuffer.client.path.record_path import EndPlan, Outbox
+from txnbuffer.client.session.session import Link
 from txnbuffer.coordinator.messages import Branch
 from txnbuffer.errors import ClientBroken, InvalidRequest
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, Query, ServerFrame
 from txnbuffer.rpc.session_encoding import encode_client_frame
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 Call = Callable[[Client], Awaitable[Any]]
 

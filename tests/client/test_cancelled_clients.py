@@ -13,9 +13,9 @@ from client_world import LONG
 
 from txnbuffer import connect
 from txnbuffer.client import connection
-from txnbuffer.client.session import ClientSession, Link
+from txnbuffer.client.session.session import ClientSession, Link
 from txnbuffer.errors import ServiceUnavailable
-from txnbuffer.service import engine
+from txnbuffer.service.engine import engine
 
 
 class Held:

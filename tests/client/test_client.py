@@ -15,7 +15,7 @@ from txnbuffer import (
     Outcome,
     connect,
 )
-from txnbuffer.client.send_columns import PROPERTY_BYTES
+from txnbuffer.client.path.send_columns import PROPERTY_BYTES
 from txnbuffer.client.transaction import CHUNK
 from txnbuffer.errors import InvalidRequest, TransactionCommitted
 

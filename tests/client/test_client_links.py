@@ -10,7 +10,7 @@ from client_world import BreakingLink, World, in_world, once, until, values
 from txnbuffer import Outcome, OutcomeUnknown, SendUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.rpc.frames import ClientFrame
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 
 def has_commit(frame: ClientFrame) -> bool:

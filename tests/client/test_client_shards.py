@@ -15,19 +15,19 @@ from shard_world import Shards, shards_on, topics_of
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from snapshots.shards import Shard, shard_of
-from txnbuffer.client import session
 from txnbuffer.client.branches import Participant, abort_branches
 from txnbuffer.client.client import Client
-from txnbuffer.client.records import Record
-from txnbuffer.client.session import Link
-from txnbuffer.client.sync_client import SyncClient
+from txnbuffer.client.reading.records import Record
+from txnbuffer.client.session import session
+from txnbuffer.client.session.session import Link
+from txnbuffer.client.sync.sync_client import SyncClient
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.decisions import TOPIC
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of
-from txnbuffer.service.cluster import CLUSTER_CONFIG
-from txnbuffer.service.takeover import prepare
+from txnbuffer.service.cluster.cluster import CLUSTER_CONFIG
+from txnbuffer.service.standby.takeover import prepare
 
 (HERE,), (THERE,) = topics_of(2)
 QUICK = replace(CLUSTER_CONFIG, transaction_timeout=2.0, session_timeout=2.0)

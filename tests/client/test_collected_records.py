@@ -12,9 +12,9 @@ from client.core_setup import register, registered, rows, taken, welcomed
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import InvalidTopicName
-from txnbuffer.client.record_path import EndPlan, OpenTransaction
-from txnbuffer.client.session_core import SessionCore
-from txnbuffer.client.session_requests import COLLECT_BYTES
+from txnbuffer.client.path.record_path import EndPlan, OpenTransaction
+from txnbuffer.client.session.session_core import SessionCore
+from txnbuffer.client.session.session_requests import COLLECT_BYTES
 from txnbuffer.coordinator.messages import PARTICIPANT, ProducerSequence, State
 from txnbuffer.errors import OutcomeForgotten, ServiceUnavailable, TransactionAborted
 from txnbuffer.model import Outcome

@@ -12,8 +12,8 @@ from service_setup import eventually
 
 from broker_io import waits
 from txnbuffer import ServiceUnavailable
-from txnbuffer.client.session import ClientSession, Link, LinkUser
-from txnbuffer.client.streams import ChangeStream, StreamLink, StreamSession
+from txnbuffer.client.session.session import ClientSession, Link, LinkUser
+from txnbuffer.client.streams.streams import ChangeStream, StreamLink, StreamSession
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.rpc.frames import ServerFrame, Welcome
 

@@ -6,8 +6,8 @@ import pytest
 from client.core_setup import registered, rows, taken, welcomed
 
 from broker_io.errors import DiskFailed, DiskFull, DiskWatermark, Error, MessageTooLarge
-from txnbuffer.client.record_path import EndPlan, ServicePath
-from txnbuffer.client.session_core import IDLE_TICKS, SessionCore
+from txnbuffer.client.path.record_path import EndPlan, ServicePath
+from txnbuffer.client.session.session_core import IDLE_TICKS, SessionCore
 from txnbuffer.coordinator.messages import Done, Leased, NameOpened, ProducerSequence, State
 from txnbuffer.errors import (
     AlreadyCommitted,

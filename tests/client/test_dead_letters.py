@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnbuffer import dead_letter
-from txnbuffer.client.handling import KEPT_PROPERTIES, MAX_PROPERTIES, PACKED, dead_letter_columns
-from txnbuffer.client.records import Record
+from txnbuffer.client.groups.handling import KEPT_PROPERTIES, MAX_PROPERTIES, PACKED, dead_letter_columns
+from txnbuffer.client.reading.records import Record
 from txnbuffer.client.serializers import Serializers
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.model import Position

@@ -12,7 +12,7 @@ from service_setup import eventually
 
 from txnbuffer import ChangeStream, Client, connect
 from txnbuffer.client.connection import ServiceLink
-from txnbuffer.client.session import ClientSession, Link
+from txnbuffer.client.session.session import ClientSession, Link
 from txnbuffer.errors import ClientBroken, Error, InvalidRequest
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome
 

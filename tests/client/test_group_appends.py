@@ -8,7 +8,7 @@ from client.direct_world import DirectWorld, commit_one, in_direct_world
 from client_world import until, values
 
 from txnbuffer import Client, Transaction
-from txnbuffer.client.record_path import GROUP, MAX_IN_FLIGHT
+from txnbuffer.client.path.record_path import GROUP, MAX_IN_FLIGHT
 
 
 async def begun(client: Client, count: int) -> list[Transaction]:

@@ -13,16 +13,16 @@ from client_world import World, in_world, until, values
 from broker_io.errors import InvalidTopicName, ServiceUnavailable, TopicNotFound
 from broker_io.port import Broker
 from txnbuffer import connect, dead_letter
-from txnbuffer.client import membership
 from txnbuffer.client.client import Client
-from txnbuffer.client.membership import Membership
-from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.groups import membership
+from txnbuffer.client.groups.membership import Membership
+from txnbuffer.client.reading.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import ConsumerPosition, GroupHeartbeat, MemberAssignments
 from txnbuffer.errors import InvalidRequest, StaleGeneration
 from txnbuffer.model import Position
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.http_server import metrics
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.http_server import metrics
 
 TOPICS = [f"source-{number}" for number in range(4)]
 

@@ -23,8 +23,8 @@ from txnbuffer.client.branches import Participant, commit_branches
 from txnbuffer.coordinator.messages import Commit, CoordinatorConfig
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.http_server import exposition, metrics
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.http_server import exposition, metrics
 
 
 def send_beside(client: SyncClient, open_one: SyncTransaction) -> None:

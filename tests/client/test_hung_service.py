@@ -17,8 +17,8 @@ from service_process import ServiceProcess
 from broker_io import open_broker
 from broker_io.rpc.channel import OPTIONS
 from txnbuffer import OutcomeUnknown, SendUnknown, ServiceUnavailable, connect
-from txnbuffer.client import session
-from txnbuffer.client.cursors import AdminClients
+from txnbuffer.client.admin_clients import AdminClients
+from txnbuffer.client.session import session
 
 SECONDS = 15
 BOUND = 60.0

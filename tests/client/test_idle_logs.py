@@ -14,8 +14,8 @@ from source_tree import ROOT
 
 from broker_io import open_broker
 from broker_io.errors import DiskFailed
-from broker_io.file.commit import fail_units
-from broker_io.file.log import FileLog
+from broker_io.filelog.log.commit import fail_units
+from broker_io.filelog.log.log import FileLog
 from txnbuffer import Client, SyncClient, connect
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import DecisionsLost

@@ -16,9 +16,9 @@ from types import FrameType
 import pytest
 
 from txnbuffer import Outcome, connect
-from txnbuffer.client.portal import LoopCall
-from txnbuffer.client.session_core import SessionCore
-from txnbuffer.client.sync_transaction import EndingCall, without_check
+from txnbuffer.client.session.session_core import SessionCore
+from txnbuffer.client.sync.portal import LoopCall
+from txnbuffer.client.sync.sync_transaction import EndingCall, without_check
 
 SECONDS = 120.0
 SCRIPT = Path(__file__).parents[1] / "interrupts.py"

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from txnbuffer import Client, connect
-from txnbuffer.client import portal
-from txnbuffer.client.portal import LoopThread
-from txnbuffer.client.session_core import SessionCore
-from txnbuffer.client.session_requests import Requests
+from txnbuffer.client.session.session_core import SessionCore
+from txnbuffer.client.session.session_requests import Requests
+from txnbuffer.client.sync import portal
+from txnbuffer.client.sync.portal import LoopThread
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 
 SECONDS = 120.0

@@ -26,10 +26,10 @@ from txnbuffer.client import connection
 from txnbuffer.client.connection import LiveService, ServiceConnectors
 from txnbuffer.config import PairConfig
 from txnbuffer.model import TxnId
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.connection import Limits
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.door.connection import Limits
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer
 
 FAR = 0.05
 

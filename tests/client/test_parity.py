@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from txnbuffer import Client, SyncClient, SyncTransaction, Transaction, connect
-from txnbuffer.client.async_reader import AsyncReader
-from txnbuffer.client.cursors import DurableCursors
-from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.streams import ChangeStream
-from txnbuffer.client.sync_client import SyncCursors, SyncStream
+from txnbuffer.client.reading.async_reader import AsyncReader
+from txnbuffer.client.reading.reader import CommittedReader
+from txnbuffer.client.streams.cursors import DurableCursors
+from txnbuffer.client.streams.streams import ChangeStream
+from txnbuffer.client.sync.sync_client import SyncCursors, SyncStream
 from txnbuffer.errors import Error
 
 OF_CLIENTS = (

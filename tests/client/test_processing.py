@@ -16,10 +16,10 @@ from client_world import World, in_world, once, read_all, until, values
 
 from broker_io.errors import TopicNotFound
 from txnbuffer import ServiceUnavailable, TransactionAborted, connect, dead_letter
-from txnbuffer.client.async_reader import AsyncReader
 from txnbuffer.client.client import Client
-from txnbuffer.client.processing import position_after
-from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.groups.processing import position_after
+from txnbuffer.client.reading.async_reader import AsyncReader
+from txnbuffer.client.reading.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.model import Position
 from txnbuffer.rpc.frames import ClientFrame

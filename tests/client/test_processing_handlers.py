@@ -15,10 +15,10 @@ from client_world import World, in_world
 from broker_io import open_broker
 from broker_io.errors import PositionTrimmed
 from txnbuffer import InvalidTopicName, Processed, TransactionAborted, connect, dead_letter
-from txnbuffer.client import handling
-from txnbuffer.client.async_reader import AsyncReader
-from txnbuffer.client.records import Record
-from txnbuffer.client.sync_transaction import SyncTransaction
+from txnbuffer.client.groups import handling
+from txnbuffer.client.reading.async_reader import AsyncReader
+from txnbuffer.client.reading.records import Record
+from txnbuffer.client.sync.sync_transaction import SyncTransaction
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidHandler, InvalidRequest
 

@@ -12,14 +12,14 @@ import pytest
 from client_world import World, in_world, read_all, until, values
 
 from txnbuffer import HandlerTooSlow, Processed, TransactionAborted, connect, dead_letter
-from txnbuffer.client import handling, membership
 from txnbuffer.client.client import Client
-from txnbuffer.client.records import Record, RecordBatch
-from txnbuffer.client.sync_transaction import SyncTransaction
+from txnbuffer.client.groups import handling, membership
+from txnbuffer.client.reading.records import Record, RecordBatch
+from txnbuffer.client.sync.sync_transaction import SyncTransaction
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import TIME_UP, InvalidRequest, OutcomeUnknown
-from txnbuffer.service.topics import EmbeddedTopics
+from txnbuffer.service.topics.topics import EmbeddedTopics
 
 NUMBERS = [str(number).encode() for number in range(30)]
 
@@ -129,8 +129,8 @@ async def until_aborted(world: World, client: Client, txn: Transaction) -> None:
 @pytest.fixture
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Client and service look at what time it is more often."""
-    monkeypatch.setattr("txnbuffer.client.session.TICK", 0.02)
-    monkeypatch.setattr("txnbuffer.service.engine.TICK", 0.02)
+    monkeypatch.setattr("txnbuffer.client.session.session.TICK", 0.02)
+    monkeypatch.setattr("txnbuffer.service.engine.engine.TICK", 0.02)
 
 
 @pytest.mark.usefixtures("_hurried")

@@ -13,7 +13,7 @@ from broker_io.errors import MessageTooLarge
 from txnbuffer import Outcome
 from txnbuffer.client.branches import Participant, commit_branches
 from txnbuffer.client.client import Client
-from txnbuffer.client.send_columns import split
+from txnbuffer.client.path.send_columns import split
 from txnbuffer.coordinator.messages import Branch
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, ProducerFenced, TransactionAborted
 from txnbuffer.rpc.frames import SEND_BYTES

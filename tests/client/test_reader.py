@@ -15,9 +15,9 @@ from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
 from snapshots.format import SNAPSHOT_TOPIC
-from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.records import Record
-from txnbuffer.client.starts import Seqno
+from txnbuffer.client.reading.reader import CommittedReader
+from txnbuffer.client.reading.records import Record
+from txnbuffer.client.reading.starts import Seqno
 from txnbuffer.errors import InvalidRequest, ProtocolStopped, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position, TxnId
 from txnbuffer.recordset import pack

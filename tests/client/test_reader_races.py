@@ -19,9 +19,9 @@ from broker_io.port import Broker
 from broker_io.testing.disk import SimulatedClock
 from snapshots.errors import SnapshotMissing
 from snapshots.format import SNAPSHOT_TOPIC
-from txnbuffer.client import reader as readers
-from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.records import Record
+from txnbuffer.client.reading import reader as readers
+from txnbuffer.client.reading.reader import CommittedReader
+from txnbuffer.client.reading.records import Record
 from txnbuffer.errors import ReplayStalled
 from txnbuffer.model import Position, TxnId
 from txnbuffer.recordset import pack

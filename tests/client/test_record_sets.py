@@ -13,7 +13,7 @@ from broker_io.batch import Message
 from broker_io.errors import DiskFailed
 from broker_io.port import Broker
 from txnbuffer import CommittedReader, InvalidMessage, MessageTooLarge, Record, connect
-from txnbuffer.client import reader as reader_module
+from txnbuffer.client.reading import reader as reader_module
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.protocol import MARKER, RECORDS
 from txnbuffer.recordset import SET_BYTES

@@ -8,8 +8,8 @@ from client_world import World, in_world, until, values
 
 from txnbuffer import TransactionAborted, dead_letter
 from txnbuffer.client.client import Client
-from txnbuffer.client.handling import OnError
-from txnbuffer.client.records import Record
+from txnbuffer.client.groups.handling import OnError
+from txnbuffer.client.reading.records import Record
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import Error, RegistrationRefused, TopicNotCreated
 

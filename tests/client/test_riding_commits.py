@@ -6,8 +6,8 @@ import pytest
 from client.core_setup import registered, rows, taken, welcomed
 
 from broker_io.errors import DiskWatermark, Error, MessageTooLarge
-from txnbuffer.client.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction
-from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.path.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction
+from txnbuffer.client.session.session_core import SessionCore
 from txnbuffer.coordinator.messages import Done, State
 from txnbuffer.errors import (
     CoordinatorStopped,

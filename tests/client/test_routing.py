@@ -16,8 +16,8 @@ from broker_io.memory import MemoryBroker
 from broker_io.partitions import choose, partition_name
 from broker_io.port import Broker
 from txnbuffer import Client, CommittedReader, Outcome, Record, Transaction, connect
-from txnbuffer.client import reader as reader_module
-from txnbuffer.client import routing
+from txnbuffer.client.path import routing
+from txnbuffer.client.reading import reader as reader_module
 from txnbuffer.errors import InvalidRequest
 
 WIDE = [partition_name("wide", number) for number in range(3)]

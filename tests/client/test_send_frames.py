@@ -17,15 +17,15 @@ from broker_io.batch import ROW_BYTES
 from broker_io.block import encode_block
 from broker_io.memory import MemoryBroker
 from txnbuffer import Client, connect
-from txnbuffer.client import record_path, send_columns
-from txnbuffer.client.send_columns import MAX_PROPERTIES, SendColumns, many_rows, one_row, slices, take_rows
+from txnbuffer.client.path import record_path, send_columns
+from txnbuffer.client.path.send_columns import MAX_PROPERTIES, SendColumns, many_rows, one_row, slices, take_rows
 from txnbuffer.errors import OutcomeUnknown
 from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES, ServerFrame
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.connection import Limits
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.grpc_server import GrpcServer
-from txnbuffer.service.requests import TRANSACTIONAL
+from txnbuffer.service.door.connection import Limits
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer
+from txnbuffer.service.topics.requests import TRANSACTIONAL
 
 LARGE = b"x" * 5_000_000
 SIZES = st.sampled_from(

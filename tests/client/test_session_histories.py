@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.errors import InvalidTopicName, MessageTooLarge
-from txnbuffer.client.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction, ServicePath
-from txnbuffer.client.send_columns import SendColumns
-from txnbuffer.client.session_core import SessionCore
-from txnbuffer.client.session_requests import COLLECT_BYTES
+from txnbuffer.client.path.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction, ServicePath
+from txnbuffer.client.path.send_columns import SendColumns
+from txnbuffer.client.session.session_core import SessionCore
+from txnbuffer.client.session.session_requests import COLLECT_BYTES
 from txnbuffer.errors import SendUnknown, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import ClientFrame, Query, ServerFrame

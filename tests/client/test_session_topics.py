@@ -5,9 +5,9 @@ from __future__ import annotations
 from client.core_setup import register, registered, rows, taken, welcomed
 
 from broker_io.batch import Batch
-from txnbuffer.client.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction
-from txnbuffer.client.session_core import SessionCore
-from txnbuffer.client.writers import DirectPath, Settled, Writers
+from txnbuffer.client.path.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction
+from txnbuffer.client.path.writers import DirectPath, Settled, Writers
+from txnbuffer.client.session.session_core import SessionCore
 from txnbuffer.errors import Fenced, ServiceUnavailable, TransactionAborted, UnregisteredTopic
 from txnbuffer.rpc.frames import ServerFrame, Welcome
 

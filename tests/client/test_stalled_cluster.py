@@ -15,7 +15,7 @@ from broker_io.errors import EntryTooLarge, MessageTooLarge
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer import Outcome, OutcomeUnknown, SendUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.client.client import Client
-from txnbuffer.client.writers import SLICE, TopicAppend
+from txnbuffer.client.path.writers import SLICE, TopicAppend
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 
 STILL = "neither the cluster nor its service answered for 1 s"

@@ -12,7 +12,7 @@ from broker_io import waits
 from txnbuffer import Client, ServiceUnavailable, connect
 from txnbuffer.client import connection
 from txnbuffer.client.connection import open_session
-from txnbuffer.client.session import Link
+from txnbuffer.client.session.session import Link
 
 
 async def use(connecting: asyncio.Future[Client]) -> None:

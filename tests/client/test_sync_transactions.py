@@ -14,10 +14,11 @@ from client_world import values
 
 from broker_io.partitions import partition_name
 from txnbuffer import Client, Outcome, ServiceUnavailable, SyncClient, SyncTransaction, connect
-from txnbuffer.client import membership, sync_transaction
-from txnbuffer.client.portal import LoopCall
-from txnbuffer.client.records import Record, RecordBatch
-from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.groups import membership
+from txnbuffer.client.reading.records import Record, RecordBatch
+from txnbuffer.client.session.session_core import SessionCore
+from txnbuffer.client.sync import sync_transaction
+from txnbuffer.client.sync.portal import LoopCall
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidRequest, TransactionAborted
 

@@ -13,7 +13,7 @@ from streamed import client_of, write
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import FileTokens, ResumeToken, SQLiteTokens, TokensFailed, TokenStore, UnreadableToken
-from txnbuffer.client.streams import ShardStreams
+from txnbuffer.client.streams.streams import ShardStreams
 from txnbuffer.streams.client import ClientConfig
 
 Make = Callable[[Path], TokenStore]

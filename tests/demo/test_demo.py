@@ -12,7 +12,7 @@ import pytest
 
 from broker_io.batch import Batch, Labels, Message
 from broker_io.position import Positions
-from txnbuffer.client.records import RecordBatch
+from txnbuffer.client.reading.records import RecordBatch
 from txnbuffer.demo.flights import ARRIVALS, DEPARTURES, Hour
 from txnbuffer.demo.lanes import Seen, compare
 

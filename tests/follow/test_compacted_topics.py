@@ -30,7 +30,7 @@ from broker_io.compaction import (
 )
 from broker_io.environment import use
 from broker_io.errors import Damaged, DiskFull, NotSupported
-from broker_io.file import key_columns
+from broker_io.filelog.log import key_columns
 from broker_io.position import EARLIEST, Position
 from broker_io.testing import Crash, Unsynced
 from txnbuffer.buffer.buffer import TransactionBuffer

@@ -20,7 +20,7 @@ from txnbuffer import follow
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.cli.inspect import _message_rows
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.errors import ReplayStalled
 from txnbuffer.follow import LogFollower, SequencedFollower, read_existing
 from txnbuffer.recovery.followed_topic import read_segment

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import google_crc32c
 
 from broker_io.block import HEADER_BYTES, MAGIC
-from broker_io.file import journal
-from broker_io.file.segment import ENTRY_BYTES
-from broker_io.replication.records import Mark, mark_after
+from broker_io.filelog.log import journal
+from broker_io.filelog.log.records import Mark, mark_after
+from broker_io.filelog.log.segment import ENTRY_BYTES
 from snapshots.format import DIGEST_BYTES, digest
 
 HUGE = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)

@@ -21,9 +21,9 @@ from stream_rigs import rows
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
-from txnbuffer.client.record_path import EndPlan, ServicePath
-from txnbuffer.client.send_columns import SendColumns
-from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.path.record_path import EndPlan, ServicePath
+from txnbuffer.client.path.send_columns import SendColumns
+from txnbuffer.client.session.session_core import SessionCore
 from txnbuffer.coordinator.messages import (
     Begin,
     Branch,
@@ -67,7 +67,7 @@ from txnbuffer.rpc.streams_encoding import (
     encode_stream_client_frame,
     encode_stream_server_frame,
 )
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 from txnbuffer.streams.client import ClientConfig, StreamClient
 from txnbuffer.streams.failover import MAX_SEQNO, FailoverLog, ResumeToken, Version
 from txnbuffer.streams.messages import (
@@ -300,18 +300,23 @@ SESSIONS = (
     Target(
         "session-states",
         _session,
-        ("txnbuffer.service.requests.RequestHandler.handle", "txnbuffer.service.connection.SessionConnection.receive"),
+        (
+            "txnbuffer.service.topics.requests.RequestHandler.handle",
+            "txnbuffer.service.door.connection.SessionConnection.receive",
+        ),
         (),
         _session_frames,
     ),
     Target(
         "stream-states",
         _streams,
-        ("txnbuffer.service.streams.StreamConnection.receive", "txnbuffer.streams.server.StreamServer.receive"),
+        ("txnbuffer.service.streams.streams.StreamConnection.receive", "txnbuffer.streams.server.StreamServer.receive"),
         (),
         _stream_frames,
     ),
-    Target("client-states", _client, ("txnbuffer.client.session_core.SessionCore.receive",), (), _client_frames),
+    Target(
+        "client-states", _client, ("txnbuffer.client.session.session_core.SessionCore.receive",), (), _client_frames
+    ),
     Target(
         "stream-client-states",
         _stream_client,

@@ -17,8 +17,8 @@ from broker_io import block
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.environment import Environment
 from broker_io.errors import Damaged, ForeignDirectory, StorageError, UnsupportedFormat
-from broker_io.file import FileBroker, backup, journal, layout, operations, segment
-from broker_io.pair.lock_state import LockState, decode_record
+from broker_io.filelog.log import FileBroker, backup, journal, layout, operations, segment
+from broker_io.filelog.pair.lock_state import LockState, decode_record
 from broker_io.position import EARLIEST, Position, Positions
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
 from snapshots import format as snapshot_format
@@ -360,10 +360,10 @@ STORED = (
         "journal",
         lambda data: journal.read_journal(data, 5, PATH),
         (
-            "broker_io.file.journal.read_journal",
-            "broker_io.file.journal.decode_file_head",
-            "broker_io.file.journal.decode_head",
-            "broker_io.file.journal.decode_record",
+            "broker_io.filelog.log.journal.read_journal",
+            "broker_io.filelog.log.journal.decode_file_head",
+            "broker_io.filelog.log.journal.decode_head",
+            "broker_io.filelog.log.journal.decode_record",
         ),
         (Damaged, UnsupportedFormat),
         golden("broker_io/journal.bin"),
@@ -372,14 +372,14 @@ STORED = (
     Target(
         "lock-file",
         lambda data: LockState.decode(data, PATH),
-        ("broker_io.pair.lock_state.LockState.decode",),
+        ("broker_io.filelog.pair.lock_state.LockState.decode",),
         (StorageError,),
         golden("pair/lock-file.json"),
     ),
     Target(
         "lock-record",
         lambda data: decode_record(data, PATH),
-        ("broker_io.pair.lock_state.decode_record",),
+        ("broker_io.filelog.pair.lock_state.decode_record",),
         (StorageError,),
         golden("pair/lock-record.json"),
     ),
@@ -387,11 +387,11 @@ STORED = (
         "segment",
         _segment,
         (
-            "broker_io.file.segment.headers",
-            "broker_io.file.segment.read_block",
-            "broker_io.file.segment.whole_blocks",
-            "broker_io.file.segment.check_blocks",
-            "broker_io.file.segment.verified_index",
+            "broker_io.filelog.log.segment.headers",
+            "broker_io.filelog.log.segment.read_block",
+            "broker_io.filelog.log.segment.whole_blocks",
+            "broker_io.filelog.log.segment.check_blocks",
+            "broker_io.filelog.log.segment.verified_index",
         ),
         (Damaged, UnsupportedFormat),
         segments,
@@ -401,7 +401,7 @@ STORED = (
     Target(
         "index",
         lambda data: segment.decode_index(data, 2**40),
-        ("broker_io.file.segment.decode_index",),
+        ("broker_io.filelog.log.segment.decode_index",),
         (),
         golden("broker_io/index.bin"),
         seal_index,
@@ -410,10 +410,10 @@ STORED = (
         "operations",
         _operations,
         (
-            "broker_io.file.operations.decode_operations",
-            "broker_io.file.operations._decode_body",
-            "broker_io.file.operations.blocks_of",
-            "broker_io.file.layout.read_ledger",
+            "broker_io.filelog.log.operations.decode_operations",
+            "broker_io.filelog.log.operations._decode_body",
+            "broker_io.filelog.log.operations.blocks_of",
+            "broker_io.filelog.log.layout.read_ledger",
         ),
         (block.BadBlock, UnsupportedFormat),
         golden("broker_io/operations.bin"),
@@ -422,7 +422,7 @@ STORED = (
     Target(
         "manifest",
         lambda data: layout.decode_manifest(data, PATH),
-        ("broker_io.file.layout.decode_manifest", "broker_io.file.layout._read_topic"),
+        ("broker_io.filelog.log.layout.decode_manifest", "broker_io.filelog.log.layout._read_topic"),
         (Damaged, UnsupportedFormat),
         golden("broker_io/manifest.txt", "directory-v2/manifest"),
         seal_manifest,
@@ -430,7 +430,7 @@ STORED = (
     Target(
         "directory",
         _directory,
-        ("broker_io.file.layout.load_manifest", "broker_io.file.broker.FileBroker.open"),
+        ("broker_io.filelog.log.layout.load_manifest", "broker_io.filelog.log.broker.FileBroker.open"),
         (Damaged, ForeignDirectory, UnsupportedFormat),
         directories,
         _seal_directory,
@@ -440,9 +440,9 @@ STORED = (
         "backup",
         _backup,
         (
-            "broker_io.file.backup.check_backup",
-            "broker_io.file.backup.open_backup",
-            "broker_io.file.backup.checked_chunks",
+            "broker_io.filelog.log.backup.check_backup",
+            "broker_io.filelog.log.backup.open_backup",
+            "broker_io.filelog.log.backup.checked_chunks",
         ),
         (Damaged, UnsupportedFormat),
         golden("broker_io/backup.bin"),

@@ -24,8 +24,8 @@ from txnbuffer.model import Outcome
 from txnbuffer.rpc.admin_encoding import ADMIN_PATH
 from txnbuffer.rpc.session_encoding import SESSION, decode_client_frame
 from txnbuffer.rpc.streams_encoding import STREAMS, decode_stream_client_frame
-from txnbuffer.service.admin import METHODS
-from txnbuffer.service.replication import Replication
+from txnbuffer.service.servers.admin import METHODS
+from txnbuffer.service.standby.replication import Replication
 
 ROUNDS = 40
 PATHS = {

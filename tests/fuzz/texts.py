@@ -15,8 +15,8 @@ from broker_io import check_address
 from broker_io.addresses import is_target
 from broker_io.environment import Environment, use
 from broker_io.errors import InvalidAddress
+from broker_io.filelog.pair.etcd_lock import EtcdAddress
 from broker_io.key_digest import KeyDigest
-from broker_io.pair.etcd_lock import EtcdAddress
 from broker_io.partitions import partition_of
 from broker_io.position import Position
 from broker_io.pulsar.cluster import from_local_name, to_local_name
@@ -29,7 +29,7 @@ from txnbuffer.cli.options import parse_txn
 from txnbuffer.cli.produce import _send
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.serializers import AvroSerializer, JsonSerializer
-from txnbuffer.client.tokens import FileTokens
+from txnbuffer.client.streams.tokens import FileTokens
 from txnbuffer.config import load_config
 from txnbuffer.coordinator.decisions import decode_owner_address
 from txnbuffer.errors import (
@@ -47,9 +47,9 @@ from txnbuffer.pipeline.offsets import Offset
 from txnbuffer.pipeline.options import reading_options
 from txnbuffer.recovery.audit import LogDigest
 from txnbuffer.rpc.admin_encoding import decode_admin_body
-from txnbuffer.service.admin import _cursor_position
-from txnbuffer.service.grpc_server import check_listening
-from txnbuffer.service.http_guard import page_refusal
+from txnbuffer.service.door.http_guard import page_refusal
+from txnbuffer.service.servers.admin import _cursor_position
+from txnbuffer.service.servers.grpc_server import check_listening
 from txnbuffer.sinks.relay_targets import RelayMark
 from txnbuffer.streams.failover import ResumeToken
 
@@ -167,7 +167,7 @@ TEXTS = (
     Target(
         "etcd-address",
         _text(EtcdAddress.parse),
-        ("broker_io.pair.etcd_lock.EtcdAddress.parse",),
+        ("broker_io.filelog.pair.etcd_lock.EtcdAddress.parse",),
         (InvalidAddress,),
         lambda: [b"etcd://a:1,[::1]:2/dc/orders?ca=/c&cert=/d&key=/k&user=u&password-file=/p"],
     ),
@@ -195,7 +195,7 @@ TEXTS = (
     Target(
         "token-file",
         lambda data: _on_disk(data, lambda: FileTokens(PATH).load("orders")),
-        ("txnbuffer.client.tokens.FileTokens.load", "txnbuffer.client.tokens.FileTokens._read"),
+        ("txnbuffer.client.streams.tokens.FileTokens.load", "txnbuffer.client.streams.tokens.FileTokens._read"),
         (UnreadableToken,),
         lambda: [TOKENS],
     ),
@@ -334,21 +334,21 @@ TEXTS = (
     Target(
         "host-header",
         _text(lambda text: page_refusal({"host": text}, "https", frozenset({"txn.example"}))),
-        ("txnbuffer.service.http_guard.page_refusal",),
+        ("txnbuffer.service.door.http_guard.page_refusal",),
         (),
         lambda: [b"txn.example:7712", b"[::1]:1", b"localhost", b"127.0.0.1:80@other"],
     ),
     Target(
         "listen-address",
         _text(lambda text: check_listening(text, tls=False, authenticated=False, insecure=False)),
-        ("txnbuffer.service.grpc_server.check_listening",),
+        ("txnbuffer.service.servers.grpc_server.check_listening",),
         (InvalidConfiguration,),
         lambda: [b"127.0.0.1:7711", b"[::1]:0", b"localhost:1"],
     ),
     Target(
         "cursor-position",
         _replaced(_cursor_position),
-        ("txnbuffer.service.admin._cursor_position",),
+        ("txnbuffer.service.servers.admin._cursor_position",),
         (InvalidRequest, UnreadableToken),
         lambda: [b"17", *golden("streams/token.json")()],
     ),

@@ -26,8 +26,8 @@ from broker_io.errors import (
     StorageError,
     UnsupportedFormat,
 )
-from broker_io.pair.etcd_lock import EtcdAddress, EtcdLock
-from broker_io.pair.link_frames import decode_frame
+from broker_io.filelog.pair.etcd_lock import EtcdAddress, EtcdLock
+from broker_io.filelog.pair.link_frames import decode_frame
 from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.ledgers import read_state
 from broker_io.pulsar.messages import decode_messages, is_hole, properties_of
@@ -225,7 +225,7 @@ WIRE = (
         "link-frame",
         decode_frame,
         tuple(
-            f"broker_io.pair.link_frames.{name}"
+            f"broker_io.filelog.pair.link_frames.{name}"
             for name in (
                 "decode_frame",
                 "_decode_mark",
@@ -249,7 +249,7 @@ WIRE = (
     Target(
         "etcd-answer",
         _etcd_answer,
-        ("broker_io.pair.etcd_lock.EtcdLock._decode_session",),
+        ("broker_io.filelog.pair.etcd_lock.EtcdLock._decode_session",),
         (StorageError,),
         _etcd_answers,
     ),

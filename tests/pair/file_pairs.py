@@ -9,11 +9,11 @@ from pair_parts import LockServer, LoopTransport, MemoryLock, Net
 
 from broker_io.batch import Batch, Message
 from broker_io.environment import current
-from broker_io.file.layout import Options
-from broker_io.pair.broker import PairBroker
+from broker_io.filelog.log.layout import Options
+from broker_io.filelog.pair.broker import PairBroker
+from broker_io.filelog.replication.lease import Terms
+from broker_io.filelog.replication.member import Settings
 from broker_io.port import Broker
-from broker_io.replication.lease import Terms
-from broker_io.replication.member import Settings
 from broker_io.testing.contract.base import eventually as until
 
 MS = 1_000_000

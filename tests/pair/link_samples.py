@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from broker_io.pair.link_frames import CopyEnd, Frame
-from broker_io.pair.port import CopyChunk
-from broker_io.replication import messages as m
-from broker_io.replication.records import Fork, Kind, LogRecord, Mark
+from broker_io.filelog.log.records import Fork, Kind, LogRecord, Mark
+from broker_io.filelog.pair.link_frames import CopyEnd, Frame
+from broker_io.filelog.pair.port import CopyChunk
+from broker_io.filelog.replication import messages as m
 
 STORE, END = b"\x0a" * 16, Mark(3, 2**40, 2**64 - 1)
 SAMPLES: dict[str, Frame] = {

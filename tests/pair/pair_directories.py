@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from broker_io.batch import Batch, Message
-from broker_io.file.broker import FileBroker
-from broker_io.pair.broker import PairBroker, PairOptions
+from broker_io.filelog.log.broker import FileBroker
+from broker_io.filelog.pair.broker import PairBroker, PairOptions
 from broker_io.port import Broker
 from broker_io.standalone import Port
 from broker_io.testing.contract.base import eventually as until

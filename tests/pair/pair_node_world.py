@@ -17,10 +17,10 @@ from sim.world import Process, World
 
 from broker_io.environment import current
 from broker_io.errors import AppendUnknown, DiskFailed, DiskWatermark, Error, LockUnavailable, NotLive
-from broker_io.pair.node import PairNode
-from broker_io.replication.lease import Terms
-from broker_io.replication.lock import LockRecord
-from broker_io.replication.member import Settings
+from broker_io.filelog.pair.node import PairNode
+from broker_io.filelog.replication.lease import Terms
+from broker_io.filelog.replication.lock import LockRecord
+from broker_io.filelog.replication.member import Settings
 
 TTL = 1.0
 NS = 1_000_000_000

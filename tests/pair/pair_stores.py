@@ -11,15 +11,15 @@ from broker_io.batch import Batch, Message
 from broker_io.block import move_block, parse_header
 from broker_io.environment import Environment, read_file
 from broker_io.errors import DiskFailed, PeerError
-from broker_io.file.layout import Options, TopicEntry, segment_path
-from broker_io.file.operations import PrepareFiles, SwapFiles, WrittenFile, encode_operations
-from broker_io.file.segment import file_digest
-from broker_io.pair.port import StoreCopy
-from broker_io.pair.store import DirectoryStore
+from broker_io.filelog.log.layout import Options, TopicEntry, segment_path
+from broker_io.filelog.log.numbers import NumberedOperation
+from broker_io.filelog.log.operations import PrepareFiles, SwapFiles, WrittenFile, encode_operations
+from broker_io.filelog.log.records import Fork, Kind, LogRecord, Mark, StoreLog, make_record
+from broker_io.filelog.log.segment import file_digest
+from broker_io.filelog.pair.port import StoreCopy
+from broker_io.filelog.pair.store import DirectoryStore
+from broker_io.filelog.replication.messages import BuildEpoch, RewriteFinished
 from broker_io.position import Positions
-from broker_io.replication.messages import BuildEpoch, RewriteFinished
-from broker_io.replication.numbers import NumberedOperation
-from broker_io.replication.records import Fork, Kind, LogRecord, Mark, StoreLog, make_record
 from broker_io.testing import Crash, SeededRandomness, SimulatedClock, SimulatedDisk
 
 DIRECTORY = "/store"

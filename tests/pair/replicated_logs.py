@@ -15,10 +15,10 @@ from fault_proxy import FaultProxy
 
 from broker_io.batch import Batch, Message, PlacedMessage
 from broker_io.errors import NotInSync
-from broker_io.file.broker import FileBroker
-from broker_io.pair import open_lock
-from broker_io.pair.broker import PairBroker, PairOptions
-from broker_io.replication.lock import LockRecord
+from broker_io.filelog.log.broker import FileBroker
+from broker_io.filelog.pair import open_lock
+from broker_io.filelog.pair.broker import PairBroker, PairOptions
+from broker_io.filelog.replication.lock import LockRecord
 from broker_io.testing.contract.base import WAIT_SECONDS, eventually, read_all
 
 LEASE = 2.0

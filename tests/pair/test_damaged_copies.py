@@ -14,11 +14,11 @@ from pair.file_pairs import SETTINGS, BrokerPair, contents, put, segments
 from pair.pair_stores import DIRECTORY, pair
 
 from broker_io.errors import Damaged, DiskFailed, DiskFull, TooManyFiles
-from broker_io.pair import copying
-from broker_io.pair.copying import CopyFiles
-from broker_io.pair.link_record import LinkRecord, pause_after
-from broker_io.replication.member import Followed, PairMember
-from broker_io.replication.records import START, Index, StoreLog
+from broker_io.filelog.log.records import START, Index, StoreLog
+from broker_io.filelog.pair import copying
+from broker_io.filelog.pair.copying import CopyFiles
+from broker_io.filelog.pair.link_record import LinkRecord, pause_after
+from broker_io.filelog.replication.member import Followed, PairMember
 from broker_io.testing.contract.base import eventually as until
 
 

@@ -19,10 +19,10 @@ from broker_io.errors import (
     PeerError,
     TopicNotFound,
 )
-from broker_io.file import FileBroker
-from broker_io.pair.store import DirectoryStore
+from broker_io.filelog.log import FileBroker
+from broker_io.filelog.log.records import START, Fork
+from broker_io.filelog.pair.store import DirectoryStore
 from broker_io.position import LEDGERS_OF_A_HISTORY
-from broker_io.replication.records import START, Fork
 from broker_io.testing.contract.base import eventually as until
 
 STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5)), max_size=40)
@@ -282,7 +282,7 @@ def test_what_is_not_known_to_be_committed_is_not_applied_at_the_next_start() ->
 
 
 def test_full_disk_is_reported_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_io.pair.store.SPACE_SECONDS", 0.01)
+    monkeypatch.setattr("broker_io.filelog.pair.store.SPACE_SECONDS", 0.01)
     live, backup = pair()
     live.make("a")
     backup.store._watermark._watermark_bytes = 10**9

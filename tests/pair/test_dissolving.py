@@ -11,11 +11,11 @@ from pair.pair_directories import LEASE, Machines, contents, put
 
 from broker_io.environment import current
 from broker_io.errors import CallerError, LockUnavailable, NotAMember, NotPromotable
-from broker_io.file.broker import FileBroker
-from broker_io.file.layout import load_manifest
-from broker_io.pair import dissolving
-from broker_io.pair.broker import PairOptions
-from broker_io.pair.dissolving import dissolve
+from broker_io.filelog.log.broker import FileBroker
+from broker_io.filelog.log.layout import load_manifest
+from broker_io.filelog.pair import dissolving
+from broker_io.filelog.pair.broker import PairOptions
+from broker_io.filelog.pair.dissolving import dissolve
 from broker_io.testing.contract.base import eventually as until
 
 

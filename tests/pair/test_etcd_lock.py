@@ -17,10 +17,10 @@ from golden_files import committed
 from pair_lock_contract import MARKS, A, B, LockContract, OpenLocks, begin, claim
 
 from broker_io.errors import EnvironmentFault, InvalidAddress, LockUnavailable, StorageError
-from broker_io.pair import etcd_lock, open_lock, pair_name
-from broker_io.pair.etcd_lock import EtcdAddress, EtcdLock
-from broker_io.pair.lock_state import decode_record, encode_record
-from broker_io.replication.lock import NO_RECORD, LockRecord, LockView
+from broker_io.filelog.pair import etcd_lock, open_lock, pair_name
+from broker_io.filelog.pair.etcd_lock import EtcdAddress, EtcdLock
+from broker_io.filelog.pair.lock_state import decode_record, encode_record
+from broker_io.filelog.replication.lock import NO_RECORD, LockRecord, LockView
 from broker_io.rpc import etcd_pb2
 
 NAMES = itertools.count()

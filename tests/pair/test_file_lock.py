@@ -17,11 +17,11 @@ from pair_parts import LockServer, MemoryLock
 
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress, LockUnavailable, StorageError, UnsupportedFormat
-from broker_io.pair import file_lock
-from broker_io.pair.file_lock import FileLock, file_system
-from broker_io.pair.lock_state import LockState
-from broker_io.replication.lease import LockLease
-from broker_io.replication.lock import LockRecord
+from broker_io.filelog.pair import file_lock
+from broker_io.filelog.pair.file_lock import FileLock, file_system
+from broker_io.filelog.pair.lock_state import LockState
+from broker_io.filelog.replication.lease import LockLease
+from broker_io.filelog.replication.lock import LockRecord
 
 
 class TestFileLock(LockContract):
@@ -81,7 +81,7 @@ def test_state_outlives_processes(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     script = (
         "import sys; sys.path.insert(0, 'tests')\n"
-        "from pair_lock_contract import *\nfrom broker_io.pair.file_lock import FileLock\n"
+        "from pair_lock_contract import *\nfrom broker_io.filelog.pair.file_lock import FileLock\n"
         f"lock = FileLock({path!r}); print(lock.swap(claim(lock.read(), A, begin(lock, A)))[0])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -10,12 +10,12 @@ from pair.pair_directories import LEASE, Machines, contents, put
 
 from broker_io.environment import current
 from broker_io.errors import CallerError
-from broker_io.file.broker import FileBroker
-from broker_io.file.layout import PairEntry, load_manifest
-from broker_io.pair import open_lock
-from broker_io.pair.broker import PairBroker
-from broker_io.pair.dissolving import dissolve
-from broker_io.replication.lock import LockRecord
+from broker_io.filelog.log.broker import FileBroker
+from broker_io.filelog.log.layout import PairEntry, load_manifest
+from broker_io.filelog.pair import open_lock
+from broker_io.filelog.pair.broker import PairBroker
+from broker_io.filelog.pair.dissolving import dissolve
+from broker_io.filelog.replication.lock import LockRecord
 from broker_io.testing.contract.base import eventually as until
 
 

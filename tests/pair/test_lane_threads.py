@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from broker_io.environment import current
-from broker_io.pair.applying import LaneThreads
-from broker_io.replication.numbers import Change, Lanes, NumberedOperation, ObjectNumbers
+from broker_io.filelog.log.numbers import Change, Lanes, NumberedOperation, ObjectNumbers
+from broker_io.filelog.pair.applying import LaneThreads
 
 COUNTS = [1, 2, 4, 8]
 

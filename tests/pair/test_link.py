@@ -28,12 +28,12 @@ from broker_io.errors import (
     ServiceUnavailable,
     TopicNotFound,
 )
-from broker_io.pair import link as link_module
-from broker_io.pair.link_frames import CopyEnd, size_of
-from broker_io.pair.port import CopyChunk, PairLink, StoreCopy
-from broker_io.pair.transport import GrpcTransport, LinkSettings, name_fits
-from broker_io.replication import messages as m
-from broker_io.replication.records import START, Fork, Kind, LogRecord, Mark
+from broker_io.filelog.log.records import START, Fork, Kind, LogRecord, Mark
+from broker_io.filelog.pair import link as link_module
+from broker_io.filelog.pair.link_frames import CopyEnd, size_of
+from broker_io.filelog.pair.port import CopyChunk, PairLink, StoreCopy
+from broker_io.filelog.pair.transport import GrpcTransport, LinkSettings, name_fits
+from broker_io.filelog.replication import messages as m
 from broker_io.testing.contract.base import eventually as until
 
 STORE = b"\x0a" * 16

@@ -9,8 +9,8 @@ import pytest
 from certificates import Authority
 
 from broker_io.errors import Error
-from broker_io.pair import transport as transport_module
-from broker_io.pair.transport import VERSION, VERSION_KEY, GrpcTransport, LinkSettings
+from broker_io.filelog.pair import transport as transport_module
+from broker_io.filelog.pair.transport import VERSION, VERSION_KEY, GrpcTransport, LinkSettings
 from broker_io.system import SystemClock
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from pair.link_samples import END, SAMPLES, STORE
 
 from broker_io.errors import MalformedMessage
-from broker_io.pair import link_frames
-from broker_io.pair.link_frames import CHECKSUM_TAG, CopyEnd, Frame, decode_frame, encode_frames, size_of
-from broker_io.pair.port import CopyChunk
-from broker_io.replication import messages as m
-from broker_io.replication.records import Fork, Kind, LogRecord, Mark
+from broker_io.filelog.log.records import Fork, Kind, LogRecord, Mark
+from broker_io.filelog.pair import link_frames
+from broker_io.filelog.pair.link_frames import CHECKSUM_TAG, CopyEnd, Frame, decode_frame, encode_frames, size_of
+from broker_io.filelog.pair.port import CopyChunk
+from broker_io.filelog.replication import messages as m
 
 NUMBERS = st.integers(0, 2**64 - 1)
 STORES = st.binary(max_size=16)

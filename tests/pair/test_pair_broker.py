@@ -22,14 +22,14 @@ from broker_io.errors import (
     StillHeld,
     TopicNotFound,
 )
-from broker_io.file.operations import AppendBlocks, DeleteTopic, decode_operations
-from broker_io.pair import broker as pair_broker
-from broker_io.pair import store as pair_store
-from broker_io.pair.broker import PairOptions
-from broker_io.pair.store import DirectoryStore
+from broker_io.filelog.log.numbers import Change, NumberedOperation
+from broker_io.filelog.log.operations import AppendBlocks, DeleteTopic, decode_operations
+from broker_io.filelog.pair import broker as pair_broker
+from broker_io.filelog.pair import store as pair_store
+from broker_io.filelog.pair.broker import PairOptions
+from broker_io.filelog.pair.store import DirectoryStore
 from broker_io.port import AtomicBroker, ReplicatedBroker
 from broker_io.position import EARLIEST, Positions
-from broker_io.replication.numbers import Change, NumberedOperation
 from broker_io.testing.contract.base import eventually as until
 from broker_io.testing.contract.together import append_together
 

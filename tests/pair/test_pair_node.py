@@ -14,14 +14,14 @@ from pair_parts import Engine, LockServer, LoopTransport, MemoryDisk, MemoryLock
 
 from broker_io.environment import current
 from broker_io.errors import AppendUnknown, CallerError, Closed, DiskFailed, LockUnavailable, NotInSync, NotLive
-from broker_io.pair.port import CopyChunk
-from broker_io.pair.sender import PeerSender
-from broker_io.pair.status import status_of
-from broker_io.replication.lease import Terms
-from broker_io.replication.lock import NO_RECORD
-from broker_io.replication.member import Peer, PeerStage, Settings
-from broker_io.replication.messages import Records, SendMessage, SendStored, SessionEnded
-from broker_io.replication.records import LogRecord, Mark, make_record
+from broker_io.filelog.log.records import LogRecord, Mark, make_record
+from broker_io.filelog.pair.port import CopyChunk
+from broker_io.filelog.pair.sender import PeerSender
+from broker_io.filelog.pair.status import status_of
+from broker_io.filelog.replication.lease import Terms
+from broker_io.filelog.replication.lock import NO_RECORD
+from broker_io.filelog.replication.member import Peer, PeerStage, Settings
+from broker_io.filelog.replication.messages import Records, SendMessage, SendStored, SessionEnded
 from broker_io.testing.contract.base import eventually as until
 
 MS = 1_000_000

@@ -12,10 +12,10 @@ from fault_proxy import DOWN, UP, FaultProxy
 from pair_parts import Engine, MemoryDisk, MemoryStore, node_of
 
 from broker_io.errors import Error, NotLive
-from broker_io.pair import open_lock
-from broker_io.pair.transport import GrpcTransport, LinkSettings
-from broker_io.replication.lease import Terms
-from broker_io.replication.member import Settings
+from broker_io.filelog.pair import open_lock
+from broker_io.filelog.pair.transport import GrpcTransport, LinkSettings
+from broker_io.filelog.replication.lease import Terms
+from broker_io.filelog.replication.member import Settings
 from broker_io.testing.contract.base import eventually as until
 
 MS = 1_000_000

@@ -12,11 +12,11 @@ from file_logs import World, append, numbered
 from pair.file_pairs import BrokerMember, BrokerPair, contents, put, segments
 
 from broker_io.errors import Damaged, NotInSync
-from broker_io.file import FileBroker
-from broker_io.file import repair as module
-from broker_io.file.damage import DamagedSegment
-from broker_io.file.layout import segment_path
-from broker_io.file.repair import fetch_segment, put_in_place
+from broker_io.filelog.log import FileBroker
+from broker_io.filelog.log import repair as module
+from broker_io.filelog.log.damage import DamagedSegment
+from broker_io.filelog.log.layout import segment_path
+from broker_io.filelog.log.repair import fetch_segment, put_in_place
 from broker_io.testing import Unsynced
 from broker_io.testing.contract.base import eventually as until
 

@@ -10,9 +10,9 @@ from pair.pair_stores import Events, Member
 from pair_parts import MemoryDisk, MemoryStore
 
 from broker_io.errors import Damaged
-from broker_io.pair.port import PairStore
-from broker_io.replication.messages import BuildEpoch
-from broker_io.replication.records import START, Fork, Kind, LogRecord, StoreLog, follows, make_record
+from broker_io.filelog.log.records import START, Fork, Kind, LogRecord, StoreLog, follows, make_record
+from broker_io.filelog.pair.port import PairStore
+from broker_io.filelog.replication.messages import BuildEpoch
 
 
 class Kept:

@@ -12,9 +12,9 @@ from pair.pair_stores import DIRECTORY, Live, Member, pair
 
 from broker_io.environment import read_file
 from broker_io.errors import DiskFailed, DiskFull
-from broker_io.file.layout import MANIFEST, Manifest, decode_manifest, join, segment_path
-from broker_io.pair.copying import name_of
-from broker_io.replication.records import Kind, LogRecord, make_record
+from broker_io.filelog.log.layout import MANIFEST, Manifest, decode_manifest, join, segment_path
+from broker_io.filelog.log.records import Kind, LogRecord, make_record
+from broker_io.filelog.pair.copying import name_of
 from broker_io.testing import Crash, SimulatedDisk, Unsynced
 
 STRIDE = {"soak": 1, "mutants": 3}.get(settings.get_current_profile_name(), 7)

@@ -22,7 +22,7 @@ from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.compaction import CompactingBroker, CompactionPolicy, CompactionTasks, LedgerPart, NewestRows, Survivors
 from broker_io.errors import Locked, NotSupported
-from broker_io.file.broker import FileBroker
+from broker_io.filelog.log.broker import FileBroker
 from broker_io.port import Broker
 from broker_io.position import EARLIEST
 from txnbuffer.cli.app import app

@@ -16,7 +16,7 @@ from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.compaction import CompactionRequest
 from broker_io.errors import PositionTrimmed, TopicNotFound
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing

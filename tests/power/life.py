@@ -19,10 +19,10 @@ from typing import Any
 
 from power.recording import note
 
-from broker_io.file.broker import FileBroker
+from broker_io.filelog.log.broker import FileBroker
 from txnbuffer import Client, Record, TopicInUse, Transaction, connect
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 ROUNDS = 12
 SIZES = (0, 0, 30, 300, 6_000)

@@ -10,7 +10,7 @@ from broker_io.standalone import ask
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.service.takeover import INTERNAL_TOPICS, prepare
+from txnbuffer.service.standby.takeover import INTERNAL_TOPICS, prepare
 
 
 def test_number_of_shards_is_unchanged(cluster: Cluster, namespace: str) -> None:

@@ -16,8 +16,8 @@ from broker_io.system import SystemClock
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.takeover import Identity, take_over
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.standby.takeover import Identity, take_over
 
 OWN = ("__txnbuffer_decisions", "__txnbuffer_snapshots")
 

@@ -31,14 +31,14 @@ from txnbuffer import (
     connect,
 )
 from txnbuffer.client.connection import PendingConnection
-from txnbuffer.client.record_path import GROUP
+from txnbuffer.client.path.record_path import GROUP
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.connection import Limits
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.door.connection import Limits
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer
 from txnbuffer.sinks.relay import Relay
 from txnbuffer.sinks.relay_targets import OwnedTarget
 

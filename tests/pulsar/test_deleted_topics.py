@@ -19,7 +19,7 @@ from broker_io.pulsar import cluster as pulsar_cluster
 from broker_io.standalone import ask
 from broker_io.testing.contract.base import eventually
 from txnbuffer import CommittedReader, connect
-from txnbuffer.client import routing
+from txnbuffer.client.path import routing
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,7 +12,7 @@ from broker_io.port import Broker
 from broker_io.position import Position
 from broker_io.testing.contract.base import WAIT_SECONDS, numbered, put
 from txnbuffer import CommittedReader
-from txnbuffer.service.group_lag import NumberedLog, records_after
+from txnbuffer.service.topics.group_lag import NumberedLog, records_after
 
 
 def test_each_record_is_processed_once_while_members_change(cluster: Cluster, namespace: str) -> None:

@@ -13,10 +13,10 @@ from source_tree import ROOT
 import txnbuffer
 from broker_io import open_broker
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.connection import Limits
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.door.connection import Limits
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer
 
 ADDRESS = "pulsar://localhost:6650/public/default"
 

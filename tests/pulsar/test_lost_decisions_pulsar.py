@@ -16,7 +16,7 @@ from txnbuffer.coordinator.decisions import TOPIC
 from txnbuffer.errors import DecisionsLost
 from txnbuffer.model import Outcome
 from txnbuffer.recovery.decision_log import read_decisions, reset_decisions
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -17,8 +17,8 @@ from broker_io.partitions import choose, partition_name
 from broker_io.standalone import ask
 from broker_io.testing.contract.base import eventually
 from txnbuffer import Outcome, Record, SyncClient, SyncTransaction, connect
-from txnbuffer.client import reader as reader_module
-from txnbuffer.client import routing
+from txnbuffer.client.path import routing
+from txnbuffer.client.reading import reader as reader_module
 
 LONG = 60.0
 WIDE = [partition_name("wide", number) for number in range(3)]

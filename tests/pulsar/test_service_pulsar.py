@@ -26,8 +26,8 @@ from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.frames import Abort, ClientFrame
-from txnbuffer.service.cluster import CLUSTER_CONFIG
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.cluster.cluster import CLUSTER_CONFIG
+from txnbuffer.service.engine.engine import Engine
 
 
 @pytest.fixture

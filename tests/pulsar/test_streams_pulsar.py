@@ -14,7 +14,7 @@ from broker_io import open_broker
 from broker_io.standalone import Standalone
 from snapshots.scan import scan
 from txnbuffer import ChangeBatch, connect
-from txnbuffer.client.streams import ShardStreams
+from txnbuffer.client.streams.streams import ShardStreams
 from txnbuffer.mutations.index import SnapshotIndex
 from txnbuffer.recovery.restore import restore
 from txnbuffer.recovery.verify import Level, verify

@@ -13,7 +13,7 @@ from writing import TopicWriter
 from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.compaction import CompactionRequest
-from broker_io.file.broker import FileBroker, FollowingBroker
+from broker_io.filelog.log.broker import FileBroker, FollowingBroker
 from broker_io.port import Broker
 from broker_io.position import NO_INDEX, Position
 from txnbuffer.buffer.compaction import TransactionRules
@@ -22,7 +22,7 @@ from txnbuffer.follow import read_existing
 from txnbuffer.model import EARLIEST
 from txnbuffer.protocol import REMOVED
 from txnbuffer.recordset import BatchSlice, pack_all
-from txnbuffer.service.compaction import last_compactable
+from txnbuffer.service.engine.compaction import last_compactable
 
 T = "orders"
 Change = Callable[[Position, Message], Message]

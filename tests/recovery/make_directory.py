@@ -11,7 +11,7 @@ import sys
 from snapshot_driver import manager_on
 from writing import TopicWriter
 
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from snapshots.format import SNAPSHOT_TOPIC
 
 TOPICS = ("orders", "orders-1")

@@ -29,8 +29,8 @@ from broker_io import open_broker
 from broker_io.batch import Message
 from broker_io.compaction import CompactionState, CompactionStateBroker, DigestingBroker
 from broker_io.environment import Environment, use
-from broker_io.file import rewriting
-from broker_io.file.keymap import Mask
+from broker_io.filelog.log import rewriting
+from broker_io.filelog.log.keymap import Mask
 from broker_io.key_digest import KeyDigest
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker

@@ -10,12 +10,12 @@ from snapshot_driver import manager_on
 from writing import TopicWriter
 
 from bench.log_owner import LogOwner
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from broker_io.position import Position
 from snapshots.format import SNAPSHOT_TOPIC
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.model import TxnId
 from txnbuffer.recovery.restore import load
 from txnbuffer.recovery.verify import Level, verify

@@ -8,7 +8,7 @@ from recovery.make_directory import TOPICS, make
 from snapshot_driver import manager_on
 
 from broker_io.errors import UnsupportedFormat
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from txnbuffer.follow import visible_records
 from txnbuffer.model import TxnId
 from txnbuffer.recovery.restore import load

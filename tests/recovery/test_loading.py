@@ -4,13 +4,13 @@ from writing import TopicWriter
 
 from broker_io.batch import Message
 from broker_io.errors import TopicNotFound
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, LATEST, Position
 from snapshots.errors import SnapshotDamaged, UnsupportedSnapshot
 from snapshots.format import END, EPOCH_PROPERTY, SEGMENT, SNAPSHOT_TOPIC, EntryKey, gone, message
 from txnbuffer.buffer.visibility import visible_counts
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.pipeline.pinned import pin_topics
 from txnbuffer.pipeline.ranges import RangePlanner
 from txnbuffer.recovery.restore import SnapshotLoader, load

@@ -4,7 +4,7 @@ from writing import TopicWriter
 
 from bench.log_owner import LogOwner
 from broker_io.errors import DiskFailed, TopicNotFound
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.testing.disk import SimulatedClock
 from snapshots.errors import NotRegistered

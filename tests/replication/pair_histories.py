@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pair_explore import usual
 from pair_world import SETTINGS, World
 
-from broker_io.replication.member import PairMember, Role
+from broker_io.filelog.replication.member import PairMember, Role
 
 A, B = 0, 1
 LOCAL = ("net", "disk", "apply", "link", "start")

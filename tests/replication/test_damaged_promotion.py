@@ -7,12 +7,12 @@ from pair_world import SETTINGS, TTL, World
 from replication.pair_histories import LOCAL, A, B, member, pair, role, run
 
 from broker_io.errors import NotInSync
-from broker_io.replication import messages as m
-from broker_io.replication.lease import LockLease, LockSession
-from broker_io.replication.lock import LockRecord, LockView
-from broker_io.replication.member import PairMember, Role
-from broker_io.replication.records import START, Index, Mark, StoreLog
-from broker_io.replication.states import step
+from broker_io.filelog.log.records import START, Index, Mark, StoreLog
+from broker_io.filelog.replication import messages as m
+from broker_io.filelog.replication.lease import LockLease, LockSession
+from broker_io.filelog.replication.lock import LockRecord, LockView
+from broker_io.filelog.replication.member import PairMember, Role
+from broker_io.filelog.replication.states import step
 
 END = Mark(1, 5, 7)
 

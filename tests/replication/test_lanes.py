@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.errors import StorageError
-from broker_io.replication.numbers import Change, Lanes, NumberedOperation, ObjectNumbers
+from broker_io.filelog.log.numbers import Change, Lanes, NumberedOperation, ObjectNumbers
 
 STRUCTURE = (Change.MAKE, Change.ROLL, Change.TRIM, Change.PREPARE, Change.SWAP)
 History = list[list[tuple[Change, int]]]

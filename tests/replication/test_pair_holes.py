@@ -7,13 +7,13 @@ from pair_world import QUANTUM, SETTINGS, TTL, Lock, World, clone
 from replication.pair_histories import LOCAL, A, B, acked, alone, member, pair, promote, role, run
 
 from broker_io.errors import DiskWatermark, NotInSync, NotLive, NotPromotable
-from broker_io.replication import messages as m
-from broker_io.replication import serving
-from broker_io.replication.lease import LockLease, LockSession, Terms, Watch
-from broker_io.replication.lock import LockRecord, LockView, PairMembership, Swap, accepts, ineligible
-from broker_io.replication.member import Followed, PairMember, PeerStage, Role
-from broker_io.replication.records import START, Index, Kind, Mark, StoreLog, is_damage, make_record, shown_end
-from broker_io.replication.states import step
+from broker_io.filelog.log.records import START, Index, Kind, Mark, StoreLog, is_damage, make_record, shown_end
+from broker_io.filelog.replication import messages as m
+from broker_io.filelog.replication import serving
+from broker_io.filelog.replication.lease import LockLease, LockSession, Terms, Watch
+from broker_io.filelog.replication.lock import LockRecord, LockView, PairMembership, Swap, accepts, ineligible
+from broker_io.filelog.replication.member import Followed, PairMember, PeerStage, Role
+from broker_io.filelog.replication.states import step
 
 
 def test_h01_lost_answer_is_settled_by_a_later_swap_only() -> None:

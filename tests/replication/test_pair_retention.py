@@ -6,10 +6,10 @@ import pytest
 from pair_world import World
 
 from broker_io.errors import StorageError
-from broker_io.replication import messages as m
-from broker_io.replication.member import PairMember, Peer, PeerStage, Role
-from broker_io.replication.records import START, Index, StoreLog, follows, make_record
-from broker_io.replication.states import step
+from broker_io.filelog.log.records import START, Index, StoreLog, follows, make_record
+from broker_io.filelog.replication import messages as m
+from broker_io.filelog.replication.member import PairMember, Peer, PeerStage, Role
+from broker_io.filelog.replication.states import step
 
 A, B = 0, 1
 

@@ -14,7 +14,7 @@ from broker_io.memory import MemoryBroker
 from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.shards import Shard, shard_of
 from txnbuffer.client.connection import connect_to_owner
-from txnbuffer.client.session import Link
+from txnbuffer.client.session.session import Link
 from txnbuffer.coordinator.decisions import (
     TOPIC,
     Lease,

@@ -14,14 +14,14 @@ from broker_io.rpc.channel import VERSION_METADATA, Endpoint, LogIdentity
 from txnbuffer import Error, ServiceUnavailable
 from txnbuffer.client.client import Client
 from txnbuffer.client.connection import client_on, connect_to_owner, open_admin, open_session, open_streams
-from txnbuffer.client.session import ClientSession, Connector, Link
-from txnbuffer.client.streams import ShardStreams, StreamLink
+from txnbuffer.client.session.session import ClientSession, Connector, Link
+from txnbuffer.client.streams.streams import ShardStreams, StreamLink
 from txnbuffer.coordinator.decisions import TOPIC
 from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.connection import Limits
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.door.connection import Limits
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer
 
 CONNECTING = 20.0
 SHORT = 0.3

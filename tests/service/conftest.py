@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker_io import open_broker
-from txnbuffer.service import engine
+from txnbuffer.service.engine import engine
 
 
 @pytest.fixture(params=["memory", "file"])

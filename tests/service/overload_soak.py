@@ -46,7 +46,7 @@ from broker_io.batch import Batch, Message  # noqa: E402
 from broker_io.rpc.channel import VERSION_METADATA  # noqa: E402
 from txnbuffer import connect  # noqa: E402
 from txnbuffer.client.client import Client  # noqa: E402
-from txnbuffer.client.reader import CommittedReader  # noqa: E402
+from txnbuffer.client.reading.reader import CommittedReader  # noqa: E402
 from txnbuffer.client.transaction import Transaction  # noqa: E402
 from txnbuffer.errors import LimitExceeded  # noqa: E402
 from txnbuffer.rpc.frames import ClientFrame, Send  # noqa: E402

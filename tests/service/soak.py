@@ -30,7 +30,7 @@ from service_process import ServiceProcess, kept_port  # noqa: E402
 from soak_check import TOPICS, Comparison, compare, read_diaries, values  # noqa: E402
 
 from broker_io import open_broker  # noqa: E402
-from txnbuffer.client.reader import CommittedReader  # noqa: E402
+from txnbuffer.client.reading.reader import CommittedReader  # noqa: E402
 
 MESSAGE_BYTES = (4096, 16 * 1024, 5 * 1024 * 1024)
 """Message limits in bytes: each service that is started has one of them."""

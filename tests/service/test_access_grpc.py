@@ -22,10 +22,10 @@ from broker_io.memory import MemoryBroker
 from txnbuffer import connect
 from txnbuffer.access.authenticator import Authenticator
 from txnbuffer.client.client import Client
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import ForeignTransaction
-from txnbuffer.service.tls import ServerTls, WatchedTls
+from txnbuffer.service.door.tls import ServerTls, WatchedTls
 
 ROW = Batch.of([Message(b"k", b"v")])
 

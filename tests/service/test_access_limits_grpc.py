@@ -18,17 +18,17 @@ from broker_io.remote import service as log_service
 from broker_io.rpc.channel import VERSION_METADATA
 from txnbuffer.access.limits import PrincipalLimits
 from txnbuffer.client.client import Client
-from txnbuffer.client.records import Record
+from txnbuffer.client.reading.records import Record
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import Commit, Leased
 from txnbuffer.errors import LimitExceeded, TooManyTopics, TooManyTransactions
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort, ClientFrame, LeaseRequest
-from txnbuffer.service import grpc_server
-from txnbuffer.service.connection import Limits, SessionConnection
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.http_server import metrics
-from txnbuffer.service.quotas import Quotas
+from txnbuffer.service.door.connection import Limits, SessionConnection
+from txnbuffer.service.door.quotas import Quotas
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers import grpc_server
+from txnbuffer.service.servers.http_server import metrics
 
 
 async def send(client: Client, topic: str = "a", value: bytes = b"v") -> None:

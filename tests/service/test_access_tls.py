@@ -28,10 +28,10 @@ from broker_io.testing import SimulatedClock
 from txnbuffer import connect
 from txnbuffer.client.connection import PendingConnection
 from txnbuffer.config import AccessConfig
-from txnbuffer.service.access import Access
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.grpc_server import GrpcServer
-from txnbuffer.service.tls import ServerTls
+from txnbuffer.service.door.access import Access
+from txnbuffer.service.door.tls import ServerTls
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer
 
 IMPATIENT = {"max_unavailable": 1.0, "timeout": 1.0}
 """Options of clients that are refused, and would try again for long."""

@@ -15,8 +15,8 @@ from broker_io import open_broker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from txnbuffer import ServiceUnavailable, connect
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer
 
 ANOTHER = "another log"
 

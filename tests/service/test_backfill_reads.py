@@ -15,8 +15,8 @@ from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.mutations.batch import Mutation, MutationBatch
 from txnbuffer.mutations.manager import MemoryBudget, ReadLog
-from txnbuffer.service.stream_topic import Feed, SeqnoAnchor
-from txnbuffer.service.streams import LEAST_MESSAGE_BYTES, Backfills
+from txnbuffer.service.streams.stream_topic import Feed, SeqnoAnchor
+from txnbuffer.service.streams.streams import LEAST_MESSAGE_BYTES, Backfills
 
 
 class EntryReader:

@@ -25,7 +25,7 @@ from txnbuffer.buffer.compaction import TransactionRules
 from txnbuffer.buffer.visibility import PinnedVisibility
 from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.servers.admin import ServiceAdmin
 
 TOPICS = ("a", "b")
 

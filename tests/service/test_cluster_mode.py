@@ -18,9 +18,9 @@ from txnbuffer.coordinator.messages import Commit, CoordinatorConfig
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, SeqnoGap, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort, ClientFrame
-from txnbuffer.service import upkeep
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.topics import upkeep
 
 CLUSTER_CONFIG = CoordinatorConfig(
     one_phase=False,

@@ -14,15 +14,15 @@ from service_setup import engine_on, eventually, on_a_loop
 from streamed import Follower, Table, client_of, write
 
 from broker_io.compaction import CompactionRequest, CompactionState
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.position import Position
 from txnbuffer import MemoryTokens
 from txnbuffer.buffer.compaction import TransactionRules
 from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer
-from txnbuffer.client.streams import ShardStreams
+from txnbuffer.client.streams.streams import ShardStreams
 from txnbuffer.config import StreamsConfig
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.stream_topic import compactable
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.streams.stream_topic import compactable
 from txnbuffer.streams.client import ClientConfig
 
 T = "t"

@@ -24,11 +24,12 @@ from bench.floods import GOAWAY, HELLO, PING, TALK, WATCH, call, frame
 from broker_io.environment import current
 from broker_io.memory import MemoryBroker
 from broker_io.system import _shut_down, client_address
-from txnbuffer.service import connection_limits, grpc_server, health, http_server
-from txnbuffer.service.connection_limits import NO_LIMITS, PortLimits, port_limits
-from txnbuffer.service.grpc_server import GrpcServer
-from txnbuffer.service.http_server import HttpServer
-from txnbuffer.service.tls import ServerTls
+from txnbuffer.service.door import connection_limits, health
+from txnbuffer.service.door.connection_limits import NO_LIMITS, PortLimits, port_limits
+from txnbuffer.service.door.tls import ServerTls
+from txnbuffer.service.servers import grpc_server, http_server
+from txnbuffer.service.servers.grpc_server import GrpcServer
+from txnbuffer.service.servers.http_server import HttpServer
 
 ELSEWHERE = "127.0.0.2"
 """Another address of this machine."""

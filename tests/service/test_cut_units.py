@@ -9,14 +9,14 @@ from log_history import content_of, open_log
 from raw_session import RawSession, transactional
 from service_setup import engine_on, on_a_loop, session_on, visible
 
-from broker_io.file.broker import FileBroker
-from broker_io.file.layout import journal_path
+from broker_io.filelog.log.broker import FileBroker
+from broker_io.filelog.log.layout import journal_path
 from broker_io.position import EARLIEST, Position
 from broker_io.testing import SimulatedClock, SimulatedDisk, Unsynced
 from txnbuffer import Outcome, TxnId
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition, GroupHeartbeat, ProducerSequence
 from txnbuffer.rpc.frames import ClientFrame, NamedRequest, Send
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 TOPICS = ("t", "u", "in")
 OPTIONS = {"segment_bytes": 1_000_000, "journal_bytes": 1_000_000}

@@ -12,15 +12,15 @@ from service_process import STARTING, ServiceProcess
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
 from broker_io.errors import Damaged
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from snapshots.errors import TopicDamaged
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.model import Outcome
-from txnbuffer.service import upkeep
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.http_server import metrics
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.http_server import metrics
+from txnbuffer.service.topics import upkeep
 
 ROUNDS = 6
 

@@ -23,12 +23,12 @@ from txnbuffer.coordinator.transaction import bitmap_of, within
 from txnbuffer.errors import DecisionsLost, LogDeleted
 from txnbuffer.model import Outcome
 from txnbuffer.recovery.decision_log import reset_decisions
-from txnbuffer.service import cluster as beside_module
-from txnbuffer.service import takeover as standby_module
-from txnbuffer.service.decision_log import as_log_deleted
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.cluster import cluster as beside_module
+from txnbuffer.service.engine.engine import Engine
 from txnbuffer.service.process import Shutdown
-from txnbuffer.service.takeover import Standby
+from txnbuffer.service.standby import takeover as standby_module
+from txnbuffer.service.standby.decision_log import as_log_deleted
+from txnbuffer.service.standby.takeover import Standby
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from broker_io.memory import MemoryBroker
 from txnbuffer.client.client import Client
 from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.errors import CoordinatorStopped, InvalidRequest, StreamTrimmed, TooManyCursors, UnknownCursor
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.retention import LogRetention
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.topics.retention import LogRetention
 
 
 async def fill(client: Client, broker: MemoryBroker, first: int, last: int) -> None:

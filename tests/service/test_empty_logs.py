@@ -16,7 +16,7 @@ from broker_io.memory import MemoryBroker
 from broker_io.port import Ledger
 from snapshots.errors import AppliedPositionTrimmed
 from snapshots.scan import scan
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.errors import RegistrationFailed
 from txnbuffer.model import Marker, Outcome
 from txnbuffer.protocol import MARKER, decode_marker
@@ -24,7 +24,7 @@ from txnbuffer.recovery import manager as recovery_manager
 from txnbuffer.recovery.codec import TopicState
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import load, read_snapshot
-from txnbuffer.service.cluster import ClusterTopics
+from txnbuffer.service.cluster.cluster import ClusterTopics
 
 
 class Cluster(MemoryBroker):

@@ -20,7 +20,7 @@ from txnbuffer.errors import (
 )
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort, ClientFrame, LeaseRequest, Query, Send
-from txnbuffer.service.connection import Limits
+from txnbuffer.service.door.connection import Limits
 
 
 def plain(*values: bytes) -> Batch:

@@ -24,8 +24,8 @@ from txnbuffer.errors import (
 )
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import ClientFrame, Deletion, LeaseRequest, NamedRequest, Query, SessionHello
-from txnbuffer.service import appends
-from txnbuffer.service import engine as engine_module
+from txnbuffer.service.engine import engine as engine_module
+from txnbuffer.service.topics import appends
 
 
 def plain(*values: bytes) -> Batch:

@@ -9,8 +9,8 @@ from service_setup import engine_on, eventually, on_a_loop, session_on
 from broker_io.batch import Batch, Blobs
 from broker_io.memory.broker import MemoryBroker
 from txnbuffer.rpc.frames import ClientFrame, NamedRequest
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.topics import OPENED_AT_ONCE
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.topics.topics import OPENED_AT_ONCE
 
 MANY = 20 * OPENED_AT_ONCE
 BEFORE = 4 * OPENED_AT_ONCE

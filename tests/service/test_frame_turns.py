@@ -18,10 +18,10 @@ from txnbuffer.errors import InvalidRequest, NotAuthorized
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, IdBlock, LeaseRequest, NamedRequest, Query, SessionHello
 from txnbuffer.rpc.session_encoding import PART_ROWS, client_frame_parts, encode_client_frame
-from txnbuffer.service.connection import FREE_MISTAKES, WAITING_ROWS, SessionConnection
-from txnbuffer.service.engine import TURN_ROWS, Engine
-from txnbuffer.service.quotas import MAX_HOLD
-from txnbuffer.service.requests import MAX_LEASES
+from txnbuffer.service.door.connection import FREE_MISTAKES, WAITING_ROWS, SessionConnection
+from txnbuffer.service.door.quotas import MAX_HOLD
+from txnbuffer.service.engine.engine import TURN_ROWS, Engine
+from txnbuffer.service.topics.requests import MAX_LEASES
 
 if TYPE_CHECKING:
     pass

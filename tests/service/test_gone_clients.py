@@ -13,10 +13,10 @@ from broker_io import open_broker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from txnbuffer import connect
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.coordinator.messages import State
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 
 async def local_session(engine: Engine, *topics: str) -> tuple[RawSession, range]:

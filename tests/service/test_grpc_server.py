@@ -23,12 +23,12 @@ from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, LimitExceeded, MalformedFrame
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import ClientFrame, SessionHello
-from txnbuffer.service import engine as engine_module
-from txnbuffer.service import grpc_server
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.connection import MIB, Limits
-from txnbuffer.service.grpc_server import GrpcServer, check_listening
-from txnbuffer.service.http_server import HttpServer
+from txnbuffer.service.door.connection import MIB, Limits
+from txnbuffer.service.engine import engine as engine_module
+from txnbuffer.service.servers import grpc_server
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer, check_listening
+from txnbuffer.service.servers.http_server import HttpServer
 
 
 @asynccontextmanager

@@ -17,9 +17,10 @@ from http_answers import HttpAnswer, ask
 from service_setup import engine_on, on_a_loop
 
 from broker_io.memory import MemoryBroker
-from txnbuffer.service import http_guard, http_server
-from txnbuffer.service.http_guard import HEADERS, MAX_BODY, host_of, page_refusal
-from txnbuffer.service.tls import ServerTls
+from txnbuffer.service.door import http_guard
+from txnbuffer.service.door.http_guard import HEADERS, MAX_BODY, host_of, page_refusal
+from txnbuffer.service.door.tls import ServerTls
+from txnbuffer.service.servers import http_server
 
 
 async def request(service: AccessedService, path: str, body: Any = None, **options: Any) -> HttpAnswer:

@@ -10,7 +10,7 @@ from service_setup import eventually, on_a_loop
 
 from broker_io.errors import StillHeld
 from broker_io.memory import MemoryBroker
-from txnbuffer.service import takeover as standing_module
+from txnbuffer.service.standby import takeover as standing_module
 
 
 @pytest.fixture

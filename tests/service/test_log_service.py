@@ -18,13 +18,13 @@ from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.errors import Fenced, MessageTooLarge, ProtectedTopic, ServiceUnavailable
 from broker_io.memory import MemoryBroker
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.model import Outcome
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.connection import Limits
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.door.connection import Limits
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer
 
 ROW = Batch.of([Message(b"k", b"plain")])
 

@@ -12,7 +12,7 @@ from raw_session import transactional
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
 from broker_io.errors import StillHeld
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.memory import MemoryBroker
 from snapshots.shards import ONLY
 from txnbuffer.buffer.buffer import TransactionBuffer
@@ -36,7 +36,7 @@ from txnbuffer.errors import CoordinatorStopped, DecisionsLost
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.decision_log import exclusive_writer, read_decisions, reset_decisions
 from txnbuffer.recovery.verify import Level, verify
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 
 def told(

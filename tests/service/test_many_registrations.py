@@ -10,13 +10,13 @@ from cluster_app import app_on, cluster_engine
 from raw_session import stop
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
-from broker_io.file import FileBroker, log
+from broker_io.filelog.log import FileBroker, log
 from broker_io.memory import MemoryBroker
 from txnbuffer.model import Outcome
 from txnbuffer.rpc.frames import ClientFrame, NamedRequest
-from txnbuffer.service import topics
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.topics import HELD_BYTES
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.topics import topics
+from txnbuffer.service.topics.topics import HELD_BYTES
 
 
 class SlowToMake(MemoryBroker):

@@ -11,8 +11,8 @@ from typing import Any
 from broker_io.batch import Batch, Message
 from broker_io.errors import Error
 from broker_io.position import Positions
-from txnbuffer.service.appends import AppendPart, ServiceTopic, TopicAppends
-from txnbuffer.service.cluster import SharedTopic
+from txnbuffer.service.cluster.cluster import SharedTopic
+from txnbuffer.service.topics.appends import AppendPart, ServiceTopic, TopicAppends
 
 
 class Writing:

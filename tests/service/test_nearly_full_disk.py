@@ -17,14 +17,14 @@ from reading import read_values
 from service_setup import engine_on, eventually, on_a_loop, session_on
 
 from broker_io.errors import DiskFailed, DiskWatermark, TooManyFiles
-from broker_io.file.layout import MIB
+from broker_io.filelog.log.layout import MIB
 from broker_io.memory import MemoryBroker
 from broker_io.system import SystemDisk
 from txnbuffer import Outcome, SyncClient, SyncTransaction, TxnId, connect
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.errors import TransactionAborted
 from txnbuffer.rpc.frames import ClientFrame
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 WATERMARK = 256 * MIB
 LOW, LOWER = WATERMARK - 1, WATERMARK // 2 - 1
@@ -39,7 +39,7 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
     monkeypatch.setattr(SystemDisk, "free_bytes", lambda *_: disk.free)
-    monkeypatch.setattr("broker_io.file.commit.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("broker_io.filelog.log.commit.SECONDS_BETWEEN", 0.0)
     return disk
 
 

@@ -23,10 +23,10 @@ from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.config import Config, PairConfig, ServiceConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest
-from txnbuffer.service import engine as engine_module
-from txnbuffer.service import replication
+from txnbuffer.service.engine import engine as engine_module
 from txnbuffer.service.process import _Service
-from txnbuffer.service.replication import check_pair
+from txnbuffer.service.standby import replication
+from txnbuffer.service.standby.replication import check_pair
 
 
 def test_the_fake_members_are_what_the_service_expects() -> None:

@@ -10,7 +10,7 @@ from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.shard_count import recorded_shard_count, shards_of
 from snapshots.shards import Shard
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.service.takeover import INTERNAL_TOPICS, MAX_SHARDS, check_shard, prepare
+from txnbuffer.service.standby.takeover import INTERNAL_TOPICS, MAX_SHARDS, check_shard, prepare
 
 DECISIONS = INTERNAL_TOPICS[0]
 

@@ -13,8 +13,8 @@ from txnbuffer.coordinator.messages import Commit
 from txnbuffer.errors import NotVisible
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import ClientFrame
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.http_server import exposition, metrics
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.http_server import exposition, metrics
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from streamed import client_of, write
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import ChangeBatch, MemoryTokens, ResumeToken, connect
-from txnbuffer.client import cursors as following
-from txnbuffer.client.cursors import AdminClients, CursorLease, DurableCursors
+from txnbuffer.client.admin_clients import AdminClients
+from txnbuffer.client.streams import cursors as following
+from txnbuffer.client.streams.cursors import CursorLease, DurableCursors
 from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.errors import (
     ForeignToken,
@@ -22,8 +23,8 @@ from txnbuffer.errors import (
     StreamTrimmed,
     UnknownCursor,
 )
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.retention import LogRetention
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.topics.retention import LogRetention
 
 
 async def trim(engine: Engine) -> None:

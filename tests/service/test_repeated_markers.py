@@ -15,8 +15,8 @@ from broker_io.memory import MemoryBroker
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import MARKER, decode_marker
 from txnbuffer.rpc.frames import Abort
-from txnbuffer.service import engine as engine_module
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine import engine as engine_module
+from txnbuffer.service.engine.engine import Engine
 
 TICK = 0.02
 MANY = 20

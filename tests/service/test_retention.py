@@ -12,14 +12,14 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import PositionTrimmed
 from broker_io.memory import MemoryBroker
 from broker_io.testing.disk import SimulatedClock
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort, NamedRequest
-from txnbuffer.service import retention
-from txnbuffer.service.retention import LogRetention
+from txnbuffer.service.topics import retention
+from txnbuffer.service.topics.retention import LogRetention
 
 
 def with_limits(engine, seconds=0.0, size=0, clock=None):

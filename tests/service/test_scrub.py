@@ -11,9 +11,9 @@ from service_setup import on_a_loop
 from broker_io.errors import Damaged, Error, NotLive
 from broker_io.memory import MemoryBroker
 from broker_io.port import Ledger
-from txnbuffer.service import scrub as module
-from txnbuffer.service.http_server import HttpServer, metrics
-from txnbuffer.service.scrub import LEAST_BYTES, LEAST_SECONDS, PART_BYTES, Scrub
+from txnbuffer.service.servers.http_server import HttpServer, metrics
+from txnbuffer.service.topics import scrub as module
+from txnbuffer.service.topics.scrub import LEAST_BYTES, LEAST_SECONDS, PART_BYTES, Scrub
 
 
 class StoredTopics:

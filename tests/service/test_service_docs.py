@@ -9,8 +9,8 @@ from service_setup import engine_on, on_a_loop
 
 from broker_io.memory import MemoryBroker
 from txnbuffer.config import AccessConfig
-from txnbuffer.service.access import Access
-from txnbuffer.service.http_server import metrics
+from txnbuffer.service.door.access import Access
+from txnbuffer.service.servers.http_server import metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 

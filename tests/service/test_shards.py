@@ -34,12 +34,13 @@ from txnbuffer.model import EARLIEST, Outcome, TxnId
 from txnbuffer.recovery.decision_log import read_decisions
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.frames import NamedRequest
-from txnbuffer.service import engine, remote_shards
-from txnbuffer.service.cluster import CLUSTER_CONFIG
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.cluster import remote_shards
+from txnbuffer.service.cluster.cluster import CLUSTER_CONFIG
+from txnbuffer.service.cluster.remote_shards import ShardMessages
+from txnbuffer.service.engine import engine
+from txnbuffer.service.engine.engine import Engine
 from txnbuffer.service.process import check
-from txnbuffer.service.remote_shards import ShardMessages
-from txnbuffer.service.retention import LogRetention
+from txnbuffer.service.topics.retention import LogRetention
 
 (HERE,), (THERE,) = topics_of(2)
 BOTH = (HERE, THERE)

@@ -20,7 +20,7 @@ from txnbuffer.coordinator.messages import Commit
 from txnbuffer.errors import InvalidConfiguration, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort, ClientFrame
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 KIB = 1024
 TOPICS = [f"{number:03}-" + "long" * 60 for number in range(87)]

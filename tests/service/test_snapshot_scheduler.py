@@ -6,7 +6,7 @@ import pytest
 from service_setup import engine_on, on_a_loop, session_on
 
 from broker_io.memory import MemoryBroker
-from txnbuffer.service.upkeep import SnapshotScheduler
+from txnbuffer.service.topics.upkeep import SnapshotScheduler
 
 
 @on_a_loop

@@ -24,10 +24,10 @@ from txnbuffer.coordinator.decisions import TOPIC, Lease, Owner, encode, tombsto
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort
-from txnbuffer.service import takeover as standing_module
-from txnbuffer.service.decision_log import DecisionLog, newest_owner
 from txnbuffer.service.process import advertised, check
-from txnbuffer.service.takeover import Standby, StandbyState
+from txnbuffer.service.standby import takeover as standing_module
+from txnbuffer.service.standby.decision_log import DecisionLog, newest_owner
+from txnbuffer.service.standby.takeover import Standby, StandbyState
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from snapshots.errors import TopicDamaged
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, RegistrationFailed, UnregisteredTopic
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.http_server import metrics
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.http_server import metrics
 
 AWAY = ServiceUnavailable("the cluster does not answer for it")
 DAMAGED = Damaged("ledger 7", 0, "it can't be read")

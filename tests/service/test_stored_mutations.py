@@ -12,10 +12,10 @@ from streamed import Follower, client_of, write
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
 from txnbuffer import ResumeToken
-from txnbuffer.client.streams import ShardStreams
+from txnbuffer.client.streams.streams import ShardStreams
 from txnbuffer.mutations.index import SnapshotIndex
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.streams import TICK
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.streams.streams import TICK
 from txnbuffer.streams.client import ClientConfig
 
 
@@ -38,7 +38,7 @@ async def test_a_clean_close_stores_the_latest_mutation_snapshots(broker: Any) -
 
 @on_a_loop
 async def test_a_topic_with_a_durable_cursor_needs_no_stream(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txnbuffer.service.streams.LINGER", 0.0)
+    monkeypatch.setattr("txnbuffer.service.streams.streams.LINGER", 0.0)
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1"})
         await engine.cursors.add("t", "mine", 1)

@@ -15,8 +15,8 @@ from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.model import Position
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.recordset import pack
-from txnbuffer.service import streams
-from txnbuffer.service.stream_topic import mutations_in, mutations_of
+from txnbuffer.service.streams import streams
+from txnbuffer.service.streams.stream_topic import mutations_in, mutations_of
 
 
 @pytest.fixture(params=[1, recordset.TOGETHER_BYTES])

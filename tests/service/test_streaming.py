@@ -19,16 +19,16 @@ from broker_io.memory import MemoryBroker
 from broker_io.position import Positions
 from txnbuffer import ChangeBatch, FileTokens, MemoryTokens, ResumeToken, ServiceUnavailable, SQLiteTokens
 from txnbuffer.buffer.visibility import Sequenced
-from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.streams import ShardStreams
+from txnbuffer.client.reading.reader import CommittedReader
+from txnbuffer.client.streams.streams import ShardStreams
 from txnbuffer.config import StreamsConfig
 from txnbuffer.errors import ForeignToken, InvalidRequest, StreamTrimmed, UndecodableRecordSet, UnreadableToken
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import Abort
-from txnbuffer.service import streams
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.http_server import metrics
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.http_server import metrics
+from txnbuffer.service.streams import streams
 from txnbuffer.streams.client import ClientConfig
 from txnbuffer.streams.messages import Grant, StreamHello, StreamMutations, StreamRequest
 

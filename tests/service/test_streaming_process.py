@@ -11,7 +11,7 @@ from service_setup import on_a_loop_for
 from streamed import Follower, write
 
 from txnbuffer import ResumeToken, ServiceUnavailable, connect
-from txnbuffer.client.streams import ShardStreams
+from txnbuffer.client.streams.streams import ShardStreams
 from txnbuffer.streams.client import ClientConfig
 
 SMALL_WINDOW = ClientConfig(window_items=16, first_retry=0.01, last_retry=0.1)

@@ -17,7 +17,7 @@ from bench.log_owner import LogOwner
 from broker_io.memory import MemoryBroker
 from txnbuffer import connect
 from txnbuffer.errors import LogRestored
-from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.servers.admin import ServiceAdmin
 from txnbuffer.streams.failover import Version
 
 

@@ -9,7 +9,7 @@ from streamed import client_of, write
 from broker_io.errors import InvalidTopicName, ServiceUnavailable
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer import ResumeToken
-from txnbuffer.client.streams import ShardStreams
+from txnbuffer.client.streams.streams import ShardStreams
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import ClientBroken
 from txnbuffer.mutations.cursor import Cursor

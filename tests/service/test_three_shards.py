@@ -15,7 +15,8 @@ from txnbuffer.coordinator.messages import Commit, ConsumerPosition, Joined
 from txnbuffer.errors import RegistrationFailed
 from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
 from txnbuffer.rpc.frames import NamedRequest
-from txnbuffer.service import engine, remote_shards
+from txnbuffer.service.cluster import remote_shards
+from txnbuffer.service.engine import engine
 
 (A,), (B,), (C,) = topics_of(3)
 ALL = (A, B, C)

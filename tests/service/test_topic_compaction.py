@@ -22,21 +22,20 @@ from broker_io.batch import Batch, Message
 from broker_io.compaction import CompactionPolicy, CompactionReport, CompactionRequest
 from broker_io.environment import use
 from broker_io.errors import DiskWatermark, Error, NotSupported, TopicNotFound
-from broker_io.file.broker import FileBroker
+from broker_io.filelog.log.broker import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Ledger
 from broker_io.position import Position
 from snapshots.errors import TopicDamaged
 from txnbuffer.buffer.visibility import PinnedVisibility
-from txnbuffer.client.streams import ShardStreams
+from txnbuffer.client.streams.streams import ShardStreams
 from txnbuffer.config import CompactionConfig, RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition
 from txnbuffer.errors import CompactionFailed, CoordinatorStopped, InvalidRequest
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.frames import Abort, NamedRequest
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.compaction import (
+from txnbuffer.service.engine.compaction import (
     Backlog,
     CompactionProgress,
     CompactionRun,
@@ -46,8 +45,9 @@ from txnbuffer.service.compaction import (
     choose,
     last_compactable,
 )
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.retention import LogRetention
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.topics.retention import LogRetention
 from txnbuffer.streams.client import ClientConfig
 
 SOON = CompactionPolicy(dirty_ratio=0.5, grace_ms=0)

@@ -14,7 +14,7 @@ from txnbuffer.errors import CoordinatorStopped, NotVisible, RegistrationFailed,
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.verify import verify
 from txnbuffer.rpc.frames import ClientFrame
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
 
 WAITING = 1000
 """The number of a waiting request."""

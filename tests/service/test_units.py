@@ -18,9 +18,9 @@ from txnbuffer import Outcome, TxnId
 from txnbuffer.coordinator.messages import Commit, ProducerSequence
 from txnbuffer.errors import TransactionAborted
 from txnbuffer.rpc.frames import ClientFrame, NamedRequest, Send
-from txnbuffer.service import appends
-from txnbuffer.service.appends import ServiceTopic
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.topics import appends
+from txnbuffer.service.topics.appends import ServiceTopic
 
 DECISIONS = "__txnbuffer_decisions"
 ORDINARY = Batch.of([Message(b"k", b"ordinary")])

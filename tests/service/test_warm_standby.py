@@ -16,9 +16,9 @@ from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from txnbuffer.model import Outcome
 from txnbuffer.recovery.verify import diff_states
-from txnbuffer.service import takeover, warm_topics
-from txnbuffer.service.engine import Engine
-from txnbuffer.service.takeover import Standby
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.standby import takeover, warm_topics
+from txnbuffer.service.standby.takeover import Standby
 
 ROOM = 10 * 1024 * 1024
 

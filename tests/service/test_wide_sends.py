@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import Error
-from txnbuffer.service.appends import AppendPart, ServiceTopic
+from txnbuffer.service.topics.appends import AppendPart, ServiceTopic
 
 
 def part(*messages: Message) -> AppendPart:

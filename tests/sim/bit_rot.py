@@ -20,10 +20,10 @@ from sim.service import DIRECTORY
 from sim.world import Finding
 
 from broker_io.errors import Error, ServiceUnavailable, StorageError
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.testing.disk import SECTOR
 from txnbuffer import connect
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.recovery.verify import Level, verify
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from sim.world import Process, World
 
 from broker_io.pulsar.admin import CALL_SECONDS
 from txnbuffer.client.client import Client
-from txnbuffer.client.session import ClientSession
+from txnbuffer.client.session.session import ClientSession
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import OutcomeUnknown
 from txnbuffer.model import TxnId

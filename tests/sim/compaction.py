@@ -26,7 +26,7 @@ from broker_io.compaction import (
     CompactionState,
     RecordRetention,
 )
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.position import Position
 
 if TYPE_CHECKING:

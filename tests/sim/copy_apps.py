@@ -26,7 +26,7 @@ from txnbuffer import connect
 from txnbuffer.cli.admin_client import ServiceAddress
 from txnbuffer.cli.admin_client import call_owner as ask_owner
 from txnbuffer.client.client import Client
-from txnbuffer.client.streams import ChangeBatch, Rollback
+from txnbuffer.client.streams.streams import ChangeBatch, Rollback
 from txnbuffer.errors import MutationsTrimmed, RelayBranched, RelayTargetTaken, SeqnoGap, TopicNotFound
 from txnbuffer.rpc.discovery import owner_address_of
 from txnbuffer.sinks import runner

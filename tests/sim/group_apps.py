@@ -16,7 +16,7 @@ from sim.world import Host
 from broker_io.errors import Fenced, PositionTrimmed, ServiceUnavailable
 from txnbuffer import dead_letter
 from txnbuffer.client.client import Client
-from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.reading.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, NotVisible, OutcomeUnknown, TopicNotFound, TransactionAborted
 

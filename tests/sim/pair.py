@@ -24,16 +24,16 @@ from sim.world import Finding, Host
 
 from broker_io.block import HEADER_BYTES, parse_header
 from broker_io.environment import current
-from broker_io.file import FileBroker
-from broker_io.file.following import FollowingBroker
-from broker_io.pair import broker as pair_broker
-from broker_io.pair import transport
-from broker_io.pair.broker import PairBroker, PairOptions
-from broker_io.pair.copying import is_segment_name, name_of
-from broker_io.pair.node import PairNode
+from broker_io.filelog.log import FileBroker
+from broker_io.filelog.log.following import FollowingBroker
+from broker_io.filelog.log.records import Mark, Store
+from broker_io.filelog.pair import broker as pair_broker
+from broker_io.filelog.pair import transport
+from broker_io.filelog.pair.broker import PairBroker, PairOptions
+from broker_io.filelog.pair.copying import is_segment_name, name_of
+from broker_io.filelog.pair.node import PairNode
+from broker_io.filelog.replication.lock import LockRecord
 from broker_io.position import Position
-from broker_io.replication.lock import LockRecord
-from broker_io.replication.records import Mark, Store
 from txnbuffer.config import PairConfig
 
 MACHINES = ("alpha", "omega")

@@ -11,7 +11,7 @@ from sim.network import KEEPALIVE
 from sim.pair_lock import LOCK_HOST
 
 from broker_io.errors import Error
-from broker_io.file.layout import load_manifest
+from broker_io.filelog.log.layout import load_manifest
 from broker_io.testing import SimulatedDisk, Unsynced
 from txnbuffer.cli.admin_client import ServiceAddress, call
 

@@ -14,9 +14,9 @@ from sim.world import World
 
 from broker_io.environment import current
 from broker_io.errors import LockUnavailable
-from broker_io.pair.lock_state import LockState
-from broker_io.replication.lock import LockRecord, LockView, Swap
-from broker_io.replication.records import Store
+from broker_io.filelog.log.records import Store
+from broker_io.filelog.pair.lock_state import LockState
+from broker_io.filelog.replication.lock import LockRecord, LockView, Swap
 
 LOCK_HOST = "lock"
 ANSWER_SECONDS = 1.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from broker_io import environment, waits
-from txnbuffer.client import portal
+from txnbuffer.client.sync import portal
 
 if TYPE_CHECKING:
     from sim.world import Process

@@ -15,8 +15,8 @@ from sim.world import Host
 
 from txnbuffer.client.client import Client
 from txnbuffer.client.partition_streams import PartitionedStream, stream_partitions
-from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
-from txnbuffer.client.tokens import FileTokens
+from txnbuffer.client.streams.streams import ChangeBatch, ChangeStream, Rollback
+from txnbuffer.client.streams.tokens import FileTokens
 from txnbuffer.errors import StreamTrimmed, TopicNotFound, UnknownCursor
 from txnbuffer.model import Position
 from txnbuffer.streams.failover import ResumeToken

@@ -21,7 +21,7 @@ from sim.readers import shown
 from sim.roles import Role, creating
 
 from broker_io.errors import PositionTrimmed
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from txnbuffer.client.client import Client
 from txnbuffer.config import Config
 from txnbuffer.errors import StreamTrimmed, UnknownCursor

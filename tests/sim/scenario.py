@@ -32,7 +32,7 @@ from sim.sync_apps import SyncWriter
 from sim.world import Finding, Host, World
 
 from broker_io.errors import Error
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.port import MAX_MESSAGE_BYTES, Broker
 from snapshots.shards import shard_of
 from txnbuffer import connect
@@ -41,7 +41,7 @@ from txnbuffer.coordinator.messages import SMALLEST_LIMIT
 from txnbuffer.errors import OutcomeForgotten, TopicNotFound, UnknownTransaction
 from txnbuffer.model import Outcome as TransactionOutcome
 from txnbuffer.recovery.verify import Level, verify
-from txnbuffer.service import connection
+from txnbuffer.service.door import connection
 
 TOPICS = ("orders", "payments")
 CLIENT_HOSTS = ("beta", "gamma")

@@ -11,7 +11,7 @@ from sim.world import Host, Process
 
 from broker_io import open_broker
 from broker_io.errors import PeerError
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.port import Broker
 from txnbuffer.config import Config
 from txnbuffer.service.process import serve

@@ -13,8 +13,8 @@ from sim.readers import changes_of, shown
 
 from broker_io.errors import Error
 from txnbuffer.client.client import Client
-from txnbuffer.client.streams import Rollback
-from txnbuffer.client.tokens import FileTokens
+from txnbuffer.client.streams.streams import Rollback
+from txnbuffer.client.streams.tokens import FileTokens
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, Fenced, NotVisible, TopicNotFound, TransactionCommitted
 

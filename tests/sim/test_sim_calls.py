@@ -14,8 +14,8 @@ from sim.world import Finding, Process, World
 
 from broker_io.errors import ServiceUnavailable
 from txnbuffer.client.client import Client
-from txnbuffer.client.session import ClientSession, LinkUser
-from txnbuffer.client.session_requests import Requests
+from txnbuffer.client.session.session import ClientSession, LinkUser
+from txnbuffer.client.session.session_requests import Requests
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.errors import OutcomeUnknown

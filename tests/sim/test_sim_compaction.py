@@ -19,7 +19,7 @@ from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
 from broker_io.compaction import CompactionPolicy, CompactionRequest
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.position import Position
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.compaction import TransactionRules

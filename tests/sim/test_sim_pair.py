@@ -13,9 +13,9 @@ from sim.reduction import Part
 from sim.scenario import Size
 from sim.world import Finding, World
 
+from broker_io.filelog.log.records import Mark
+from broker_io.filelog.replication.lock import LockRecord
 from broker_io.position import LEDGERS_OF_A_HISTORY
-from broker_io.replication.lock import LockRecord
-from broker_io.replication.records import Mark
 from txnbuffer.model import Position
 
 A, B = b"\x0a" * 16, b"\x0b" * 16

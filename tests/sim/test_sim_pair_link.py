@@ -11,11 +11,11 @@ from sim.world import Host, Process, World
 
 from broker_io.environment import current
 from broker_io.errors import PeerError, TopicNotFound
-from broker_io.pair import transport
-from broker_io.pair.port import CopyChunk, PairLink
-from broker_io.pair.transport import GrpcTransport, LinkSettings
-from broker_io.replication import messages as m
-from broker_io.replication.records import START, Kind, LogRecord, Mark
+from broker_io.filelog.log.records import START, Kind, LogRecord, Mark
+from broker_io.filelog.pair import transport
+from broker_io.filelog.pair.port import CopyChunk, PairLink
+from broker_io.filelog.pair.transport import GrpcTransport, LinkSettings
+from broker_io.filelog.replication import messages as m
 
 STORE = b"\x0a" * 16
 PORT = 7722

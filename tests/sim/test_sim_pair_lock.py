@@ -13,8 +13,8 @@ from sim.world import World
 
 from broker_io.environment import current
 from broker_io.errors import LockUnavailable
-from broker_io.pair.port import PairLock
-from broker_io.replication.lock import NO_RECORD
+from broker_io.filelog.pair.port import PairLock
+from broker_io.filelog.replication.lock import NO_RECORD
 
 
 class StagedLock:

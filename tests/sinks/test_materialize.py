@@ -17,7 +17,7 @@ from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
-from txnbuffer.client.streams import ShardStreams
+from txnbuffer.client.streams.streams import ShardStreams
 from txnbuffer.errors import ForeignSink, InvalidRequest, SinkLocked, StreamTrimmed
 from txnbuffer.sinks import runner
 from txnbuffer.sinks.runner import SinkProgress, materialize

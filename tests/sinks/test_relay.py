@@ -21,7 +21,7 @@ from broker_io.errors import AppendUnknown, Fenced, PositionTrimmed
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
 from txnbuffer import connect
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.errors import MutationsTrimmed, RelayBranched, RelayTargetTaken, SeqnoGap
 from txnbuffer.protocol import REMOVED
 from txnbuffer.recordset import pack

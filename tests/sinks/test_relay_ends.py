@@ -23,7 +23,7 @@ from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from txnbuffer import SyncClient, connect
 from txnbuffer.cli import relay as command
-from txnbuffer.client import session
+from txnbuffer.client.session import session
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import Fenced, InvalidRequest, ProducerFenced
 from txnbuffer.sinks import relay as relaying

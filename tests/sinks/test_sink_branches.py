@@ -18,7 +18,7 @@ import pytest
 from service_setup import eventually, on_a_loop_for
 from stream_world import Branch, Node, Row, Table
 
-from txnbuffer.client.streams import ChangeStream, StreamSession
+from txnbuffer.client.streams.streams import ChangeStream, StreamSession
 from txnbuffer.rpc.streams_encoding import (
     decode_stream_client_frame,
     decode_stream_server_frame,

@@ -14,8 +14,8 @@ from bench.log_owner import LogOwner
 from broker_io.batch import Batch
 from broker_io.errors import AppendUnknown
 from broker_io.memory import MemoryBroker
-from txnbuffer.client import cursors as following
-from txnbuffer.client.cursors import CursorLease
+from txnbuffer.client.streams import cursors as following
+from txnbuffer.client.streams.cursors import CursorLease
 from txnbuffer.errors import InvalidRequest, SeqnoOutOfRange, ServiceUnavailable, SinkFull, UnknownCursor
 from txnbuffer.sinks import relay as relay_module
 from txnbuffer.sinks import relay as relaying

@@ -15,7 +15,7 @@ import json
 import sys
 
 from txnbuffer import Client, Rollback, connect
-from txnbuffer.client.streams import ShardStreams
+from txnbuffer.client.streams.streams import ShardStreams
 from txnbuffer.streams.client import ClientConfig
 
 END = b"end"

@@ -22,7 +22,7 @@ from users.doc_blocks import PAGES, blocks_of, published_code
 import broker_io
 import txnbuffer
 from broker_io.errors import Error
-from broker_io.file import FileBroker
+from broker_io.filelog.log import FileBroker
 from broker_io.pulsar.broker import PulsarBroker
 from broker_io.remote.broker import RemoteBroker
 from broker_io.remote.service import LogService

@@ -24,7 +24,7 @@ from txnbuffer import ChangeBatch, SyncClient, SyncTransaction, Transaction, Tra
 from txnbuffer.client.topic_queries import topic_names
 from txnbuffer.errors import TopicInUse
 from txnbuffer.recovery.verify import Level, verify
-from txnbuffer.service.deletion import delete_topic
+from txnbuffer.service.engine.deletion import delete_topic
 from txnbuffer.testing import ServiceProcess
 
 

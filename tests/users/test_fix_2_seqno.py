@@ -20,7 +20,7 @@ from broker_io.port import Broker
 from txnbuffer import Client, CommittedReader, Record, Seqno, connect
 from txnbuffer.config import RetentionConfig
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.service.retention import LogRetention
+from txnbuffer.service.topics.retention import LogRetention
 
 TOPIC = "log"
 
@@ -131,7 +131,7 @@ def test_every_reader_numbers_each_record_as_the_whole_history_does(steps: list[
             await Numbers(world, await world.client()).take(steps)
 
     with pytest.MonkeyPatch.context() as patch:  # aborted records are in the log too
-        patch.setattr("txnbuffer.client.session_requests.COLLECT_BYTES", 0)
+        patch.setattr("txnbuffer.client.session.session_requests.COLLECT_BYTES", 0)
         run(whole())
 
 

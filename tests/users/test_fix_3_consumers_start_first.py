@@ -19,7 +19,7 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
 from txnbuffer import Client, SyncClient, connect
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.testing import ServiceProcess
 

@@ -27,7 +27,7 @@ from txnbuffer import (
     connect,
     dead_letter,
 )
-from txnbuffer.client.record_path import EndPlan, OpenTransaction
+from txnbuffer.client.path.record_path import EndPlan, OpenTransaction
 from txnbuffer.errors import InvalidRequest, NotVisible, OutcomeUnknown, TransactionCommitted
 
 

@@ -30,7 +30,7 @@ from txnbuffer.demo.sites import DemoFailed
 from txnbuffer.errors import counted
 from txnbuffer.recordset import pack
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.group_lag import NumberedLog, records_after
+from txnbuffer.service.topics.group_lag import NumberedLog, records_after
 
 NOBODY = "txnbuf://127.0.0.1:1"
 """The address of a service that does not run."""

@@ -8,7 +8,8 @@ controlled, the capacity: it decreases by a factor while the delay stays above t
 while it is below. Once the capacity covers the demand, nothing is refused any more. The target is a multiple of the
 usual delay, but at least a configured one.
 
-Times are seconds of a monotonic clock, passed in. Nothing here knows what is refused: `txnbuffer.service.quotas` does.
+Times are seconds of a monotonic clock, passed in. Nothing here knows what is refused: that is in
+`txnbuffer.service.door.quotas`.
 """
 
 from __future__ import annotations

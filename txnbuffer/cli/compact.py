@@ -102,8 +102,8 @@ def _check_options(log: LogAddress, topic: str | None, policy: str | None, no_po
 
 def parse_policy(text: str) -> dict[str, float]:
     """The values of `--policy`, by name. Raises InvalidRequest."""
-    from txnbuffer.service.admin import POLICY_KEYS
-    from txnbuffer.service.compaction import check_policy
+    from txnbuffer.service.engine.compaction import check_policy
+    from txnbuffer.service.servers.admin import POLICY_KEYS
 
     values: dict[str, float] = {}
     for item in text.split(","):
@@ -132,7 +132,7 @@ async def _service(service: ServiceAddress) -> AsyncIterator[Ask]:
 @contextlib.asynccontextmanager
 async def _log(log: LogAddress, topic: str) -> AsyncIterator[Ask]:
     """Own a log and ask its engine; nobody else can connect to it."""
-    from txnbuffer.service.compaction import unsupported
+    from txnbuffer.service.engine.compaction import unsupported
     from txnbuffer.service.offline import owning
 
     log.check_not_in_memory()

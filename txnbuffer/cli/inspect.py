@@ -29,7 +29,7 @@ from txnbuffer.cli.commands import CommandGroup, address_argument, topic_argumen
 from txnbuffer.cli.options import LogAddress, log_options, parse_txn
 from txnbuffer.cli.output import Row, instant, narrate, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
-from txnbuffer.client.starts import start_point
+from txnbuffer.client.reading.starts import start_point
 from txnbuffer.errors import counted
 from txnbuffer.follow import LogFollower, held_back, read_existing
 from txnbuffer.model import EARLIEST, Outcome, Position, TxnId

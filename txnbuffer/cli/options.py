@@ -117,7 +117,7 @@ class LogAddress(NamedTuple):
         """Open a broker as its owner, or as one of a pair if one is configured."""
         if not self.config.pair.lock:
             return self.open_for_writing()
-        from broker_io.pair.broker import PairBroker, PairOptions
+        from broker_io.filelog.pair.broker import PairBroker, PairOptions
 
         options = PairOptions(**dataclasses.asdict(self.config.pair))
         return PairBroker.open_member(self.address.partition(":")[2], pair=options, **self._log_options())

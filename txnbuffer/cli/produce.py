@@ -17,7 +17,7 @@ from txnbuffer.errors import InvalidRequest, counted
 from txnbuffer.progress import report
 
 if TYPE_CHECKING:
-    from txnbuffer.client.sync_transaction import SyncTransaction
+    from txnbuffer.client.sync.sync_transaction import SyncTransaction
 
 FIELDS = {"key", "value", "value_base64", "properties", "event_time", "ordering_key", "topic", "delete"}
 

@@ -186,8 +186,8 @@ def dissolve_command(address: str, pair_lock: str | None, force: bool, config: C
     Refuses if this machine can't become live, because the other one may have acknowledged records that it lacks. The
     lock has to answer; its record then says that the pair was dissolved, so another pair needs a lock of another name.
     """
-    from broker_io.pair.broker import PairOptions
-    from broker_io.pair.dissolving import dissolve
+    from broker_io.filelog.pair.broker import PairOptions
+    from broker_io.filelog.pair.dissolving import dissolve
 
     if not address.startswith("file:"):
         raise InvalidRequest(f"{address!r} can't be dissolved: give the directory of a stopped machine, file:DIR")

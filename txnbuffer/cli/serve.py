@@ -94,7 +94,7 @@ def run(address: str, config: Config) -> int:
 
     from broker_io import canonical_address, check_address, is_cluster
     from txnbuffer.service.process import Shutdown, check, serve
-    from txnbuffer.service.replication import check_pair
+    from txnbuffer.service.standby.replication import check_pair
 
     check_address(address)
     cluster_mode = is_cluster(address)

@@ -17,11 +17,11 @@ from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argum
 from txnbuffer.cli.options import LogAddress, given, log_options
 from txnbuffer.cli.output import escaped, has_style, narrate, output_option, plain, show_line
 from txnbuffer.client.connection import connect
-from txnbuffer.client.reader import ISOLATIONS, CommittedReader
-from txnbuffer.client.records import Record
-from txnbuffer.client.starts import SAME_AS, Start
-from txnbuffer.client.streams import Rollback
-from txnbuffer.client.tokens import FileTokens
+from txnbuffer.client.reading.reader import ISOLATIONS, CommittedReader
+from txnbuffer.client.reading.records import Record
+from txnbuffer.client.reading.starts import SAME_AS, Start
+from txnbuffer.client.streams.streams import Rollback
+from txnbuffer.client.streams.tokens import FileTokens
 from txnbuffer.model import Position, TxnId
 
 COLUMNS = ("topic", "position", "seqno", "transaction", "key", "value")

@@ -15,9 +15,9 @@ from broker_io.batch import Batch
 from broker_io.errors import Error
 from txnbuffer.checks import check_name, check_number, check_timeout
 from txnbuffer.client.client import Client
-from txnbuffer.client.record_path import EndPlan, OpenTransaction
-from txnbuffer.client.send_columns import Batching, check_batch, split
-from txnbuffer.client.session import ClientSession
+from txnbuffer.client.path.record_path import EndPlan, OpenTransaction
+from txnbuffer.client.path.send_columns import Batching, check_batch, split
+from txnbuffer.client.session.session import ClientSession
 from txnbuffer.coordinator.messages import PARTICIPANT, Branch, ProducerSequence, State
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, NotVisible, TransactionAborted
 from txnbuffer.model import TxnId

@@ -20,11 +20,12 @@ from txnbuffer.checks import (
     check_timeout,
 )
 from txnbuffer.client import lifecycle
-from txnbuffer.client.cursors import AdminClients, CursorLease, DurableCursors
-from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
+from txnbuffer.client.admin_clients import AdminClients
+from txnbuffer.client.base import BaseClient
+from txnbuffer.client.groups.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
+from txnbuffer.client.groups.processing import GroupSource, process
 from txnbuffer.client.lifecycle import run_to_completion
-from txnbuffer.client.processing import GroupSource, process
-from txnbuffer.client.send_columns import (
+from txnbuffer.client.path.send_columns import (
     Batching,
     EventTime,
     Key,
@@ -37,14 +38,15 @@ from txnbuffer.client.send_columns import (
     slices,
     take_rows,
 )
+from txnbuffer.client.path.writers import OrdinarySends
+from txnbuffer.client.reading.starts import Start
 from txnbuffer.client.serializers import Serializer, Serializers
-from txnbuffer.client.session import ClientSession
-from txnbuffer.client.starts import Start
-from txnbuffer.client.streams import ChangeStream, ShardStreams
-from txnbuffer.client.tokens import TokenStore
+from txnbuffer.client.session.session import ClientSession
+from txnbuffer.client.streams.cursors import CursorLease, DurableCursors
+from txnbuffer.client.streams.streams import ChangeStream, ShardStreams
+from txnbuffer.client.streams.tokens import TokenStore
 from txnbuffer.client.topic_queries import last_visible, topic_names
-from txnbuffer.client.transaction import BaseClient, Transaction
-from txnbuffer.client.writers import OrdinarySends
+from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import Joined
 from txnbuffer.errors import (
     OPEN_TRANSACTION,

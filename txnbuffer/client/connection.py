@@ -29,16 +29,16 @@ from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.checks import check_flag, check_max_unavailable
 from txnbuffer.client import lifecycle
+from txnbuffer.client.admin_clients import AdminClients, AdminConnector, AdminLink
 from txnbuffer.client.client import Client
-from txnbuffer.client.cursors import AdminClients, AdminConnector, AdminLink
-from txnbuffer.client.embedded import EmbeddedLog, EngineAdminLink, EngineLink, EngineStreamLink
 from txnbuffer.client.lifecycle import opened, run_to_completion
-from txnbuffer.client.routing import Routes
-from txnbuffer.client.send_columns import BATCHINGS, Batching
+from txnbuffer.client.path.routing import Routes
+from txnbuffer.client.path.send_columns import BATCHINGS, Batching
+from txnbuffer.client.path.writers import DirectPath, OrdinarySends, Writers
 from txnbuffer.client.serializers import DeserializerChoice, Deserializers, Schema, SerializerChoice, Serializers
-from txnbuffer.client.session import ClientSession, Connector, Link, LinkUser, ShardSessions
-from txnbuffer.client.streams import ShardStreams, StreamConnector, StreamLink
-from txnbuffer.client.writers import DirectPath, OrdinarySends, Writers
+from txnbuffer.client.session.embedded import EmbeddedLog, EngineAdminLink, EngineLink, EngineStreamLink
+from txnbuffer.client.session.session import ClientSession, Connector, Link, LinkUser, ShardSessions
+from txnbuffer.client.streams.streams import ShardStreams, StreamConnector, StreamLink
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
 from txnbuffer.progress import OnProgress, reporting
@@ -50,8 +50,8 @@ from txnbuffer.rpc.session_encoding import SESSION
 from txnbuffer.rpc.streams_encoding import STREAMS
 
 if TYPE_CHECKING:
-    from txnbuffer.client.sync_client import SyncClient
-    from txnbuffer.service.engine import Engine
+    from txnbuffer.client.sync.sync_client import SyncClient
+    from txnbuffer.service.engine.engine import Engine
 
 
 TIMEOUT = 30.0
@@ -409,7 +409,7 @@ class PendingConnection:
 
         def __getattr__(self, name: str) -> Any:
             """Raises InvalidRequest for the names of clients, AttributeError for all others."""
-            from txnbuffer.client.sync_client import SyncClient
+            from txnbuffer.client.sync.sync_client import SyncClient
 
             if not name.startswith("_") and (hasattr(Client, name) or hasattr(SyncClient, name)):
                 raise InvalidRequest(f"connect({self.address!r}) is not open, so it has no {name!r} yet: {HOW_TO_OPEN}")
@@ -448,7 +448,7 @@ class PendingConnection:
 
     def open_sync(self) -> SyncClient:
         """Open a SyncClient, which runs its calls on a background thread."""
-        from txnbuffer.client.sync_client import SyncClient
+        from txnbuffer.client.sync.sync_client import SyncClient
 
         embedded = not is_cluster(self.address) and not self.address.startswith(SERVICE_SCHEME)
         return SyncClient.open(self.open, embedded=embedded)

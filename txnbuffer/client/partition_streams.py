@@ -10,8 +10,8 @@ from broker_io.partitions import partition_name
 from broker_io.port import PartitionedBroker
 from txnbuffer.client.client import Client
 from txnbuffer.client.lifecycle import ClosedOnExit
-from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
-from txnbuffer.client.tokens import TokenStore
+from txnbuffer.client.streams.streams import ChangeBatch, ChangeStream, Rollback
+from txnbuffer.client.streams.tokens import TokenStore
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.streams.failover import ResumeToken
 

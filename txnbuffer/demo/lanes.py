@@ -22,7 +22,7 @@ from txnbuffer.model import TxnId
 
 if TYPE_CHECKING:
     from txnbuffer import Client, SyncClient, Transaction
-    from txnbuffer.client.records import Record, RecordBatch
+    from txnbuffer.client.reading.records import Record, RecordBatch
 
 
 LANES = 16

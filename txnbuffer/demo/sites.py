@@ -208,7 +208,7 @@ class ConnectArguments(NamedTuple):
 
     def open_sync(self) -> SyncClient:
         """Connect without asyncio."""
-        from txnbuffer.client.sync_client import SyncClient
+        from txnbuffer.client.sync.sync_client import SyncClient
 
         return SyncClient.open(self.open)
 

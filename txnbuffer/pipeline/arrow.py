@@ -23,7 +23,17 @@ from numpy.typing import NDArray
 
 from broker_io.batch import NO_TIME, Blobs
 from broker_io.position import Int64s
-from txnbuffer.client.arrow import POSITION, PROPERTIES, Column, binary, fixed, positions, properties, strings, text
+from txnbuffer.client.reading.arrow import (
+    POSITION,
+    PROPERTIES,
+    Column,
+    binary,
+    fixed,
+    positions,
+    properties,
+    strings,
+    text,
+)
 from txnbuffer.pipeline.reading import RecordOutcome, RecordRows
 from txnbuffer.protocol import RESERVED, TXN
 

@@ -22,7 +22,7 @@ from broker_io.position import Position
 from broker_io.waits import Backoff
 from txnbuffer.errors import ReplayStalled
 from txnbuffer.recovery.restore import topic_deleted
-from txnbuffer.service.connection import MIB
+from txnbuffer.service.door.connection import MIB
 
 THREADS = 6
 """Threads for tasks that are short."""

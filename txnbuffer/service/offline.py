@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from broker_io.port import Broker
 from txnbuffer.config import CompactionConfig
 from txnbuffer.errors import CompactionFailed
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.compaction import CompactRecords
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine.compaction import CompactRecords
+from txnbuffer.service.engine.engine import Engine
+from txnbuffer.service.servers.admin import ServiceAdmin
 
 POLLS = (0.05, 0.1, 0.2, 0.5)
 """Seconds between questions how far a compaction is; the last one is repeated."""

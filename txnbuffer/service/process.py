@@ -30,21 +30,21 @@ from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, LogDeleted
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.access import Access
-from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.connection import Limits
-from txnbuffer.service.connection_limits import port_limits
-from txnbuffer.service.engine import Engine, topics_class
-from txnbuffer.service.grpc_server import GrpcServer, check_listening
-from txnbuffer.service.http_guard import host_of
-from txnbuffer.service.http_server import HttpServer
+from txnbuffer.service.door.access import Access
+from txnbuffer.service.door.connection import Limits
+from txnbuffer.service.door.connection_limits import port_limits
+from txnbuffer.service.door.http_guard import host_of
+from txnbuffer.service.door.tls import ServerTls, WatchedTls
+from txnbuffer.service.engine.engine import Engine, topics_class
 from txnbuffer.service.loop import LoopErrors
-from txnbuffer.service.replication import LOOK, NOTHING_SERVED, SWITCH_DRAIN, Replication
-from txnbuffer.service.scrub import Scrub
-from txnbuffer.service.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
-from txnbuffer.service.tls import ServerTls, WatchedTls
-from txnbuffer.service.topics import Topics
-from txnbuffer.service.warm_topics import NO_LAG, WarmTopics
+from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.servers.grpc_server import GrpcServer, check_listening
+from txnbuffer.service.servers.http_server import HttpServer
+from txnbuffer.service.standby.replication import LOOK, NOTHING_SERVED, SWITCH_DRAIN, Replication
+from txnbuffer.service.standby.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
+from txnbuffer.service.standby.warm_topics import NO_LAG, WarmTopics
+from txnbuffer.service.topics.scrub import Scrub
+from txnbuffer.service.topics.topics import Topics
 
 ALL_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - to be recognised, not to listen at
 

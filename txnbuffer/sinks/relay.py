@@ -23,9 +23,9 @@ from broker_io.errors import Error, ServiceUnavailable
 from broker_io.port import Broker
 from broker_io.position import Int64s, Position
 from broker_io.waits import Backoff
-from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.records import RecordBatch
-from txnbuffer.client.starts import Start
+from txnbuffer.client.reading.reader import CommittedReader
+from txnbuffer.client.reading.records import RecordBatch
+from txnbuffer.client.reading.starts import Start
 from txnbuffer.errors import (
     LogRestored,
     MutationsTrimmed,

@@ -36,10 +36,10 @@ from broker_io.errors import PositionTrimmed, ServiceUnavailable
 from broker_io.port import Broker, DeduplicatingBroker, Writer
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.client.client import Client
-from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.records import Record, RecordBatch
-from txnbuffer.client.send_columns import SendColumns
-from txnbuffer.client.sync_client import SyncClient
+from txnbuffer.client.path.send_columns import SendColumns
+from txnbuffer.client.reading.reader import CommittedReader
+from txnbuffer.client.reading.records import Record, RecordBatch
+from txnbuffer.client.sync.sync_client import SyncClient
 from txnbuffer.errors import InvalidRequest, RelayTargetTaken
 
 POSITION, SEQNO, SOURCE, ROLLBACK = "relay.position", "relay.seqno", "relay.source", "relay.rollback"

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from txnbuffer.client.client import Client
-from txnbuffer.client.cursors import CursorLease
-from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
+from txnbuffer.client.streams.cursors import CursorLease
+from txnbuffer.client.streams.streams import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.errors import ForeignSink, ForeignToken, InvalidRequest, StreamTrimmed
 from txnbuffer.progress import ProgressReporter, report
 from txnbuffer.sinks.sqlite import SQLiteFile, SQLiteTable

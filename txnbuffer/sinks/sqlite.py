@@ -45,7 +45,7 @@ from typing import Any, TypeAlias
 from broker_io.batch import Batch, Blobs
 from broker_io.errors import Error, UnsupportedFormat
 from broker_io.position import NO_INDEX, Int64s, Positions
-from txnbuffer.client.streams import ChangeBatch, Rollback
+from txnbuffer.client.streams.streams import ChangeBatch, Rollback
 from txnbuffer.errors import ForeignSink, SinkFailed, SinkFull, SinkLocked
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.streams.failover import ResumeToken

@@ -32,11 +32,11 @@ from broker_io.compaction import (
     TaskingBroker,
 )
 from broker_io.port import Broker
-from txnbuffer.client.arrow import fixed
+from txnbuffer.client.reading.arrow import fixed
 from txnbuffer.config import CompactionConfig
 from txnbuffer.errors import CompactionFailed, counted
 from txnbuffer.pipeline.jobs.running import OnProgress, report_progress
-from txnbuffer.service.compaction import unsupported
+from txnbuffer.service.engine.compaction import unsupported
 from txnbuffer.service.offline import compact_all, owning
 
 if TYPE_CHECKING:

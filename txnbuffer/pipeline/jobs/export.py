@@ -27,7 +27,7 @@ from txnbuffer.errors import InvalidRequest, LogReplaced, counted
 from txnbuffer.model import Position
 from txnbuffer.pipeline.arrow import schema_of
 from txnbuffer.pipeline.exports import LATEST, ExportDirectory, ExportRun
-from txnbuffer.pipeline.jobs.latest import HELD_BYTES, latest, newest, with_key
+from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.running import SETTINGS, OnProgress, places, report_progress, source
 from txnbuffer.pipeline.offsets import Offset, ReadProgress, UnreadRange, limited
 from txnbuffer.pipeline.options import COLUMNS as KNOWN
@@ -42,6 +42,7 @@ from txnbuffer.pipeline.pinned import (
     pin_topics,
 )
 from txnbuffer.pipeline.planning import first_wanted, names
+from txnbuffer.pipeline.spark.newest import HELD_BYTES, newest, with_key
 from txnbuffer.pipeline.spark.tasks import frame_schema, open_for_reading
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from broker_io.errors import Error, InvalidMessage
 from broker_io.position import Int64s
 from txnbuffer.client.branches import Participant, abort_branches, commit_branches
 from txnbuffer.client.connection import PendingConnection, connect
-from txnbuffer.client.send_columns import MAX_PROPERTIES
+from txnbuffer.client.path.send_columns import MAX_PROPERTIES
 from txnbuffer.coordinator.messages import Branch
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, LogRestored, TransactionAborted
 from txnbuffer.pipeline.options import WriteOptions

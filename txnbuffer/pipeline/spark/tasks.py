@@ -14,11 +14,11 @@ from pyspark.sql.types import StructType
 from broker_io import open_broker
 from broker_io.port import Broker
 from txnbuffer.pipeline.arrow import record_batch, schema_of
-from txnbuffer.pipeline.jobs.latest import HELD_BYTES, newest, with_key
 from txnbuffer.pipeline.options import READ_COMMITTED, ReadOptions
 from txnbuffer.pipeline.pinned import PinnedTopic
 from txnbuffer.pipeline.ranges import RecordRange
 from txnbuffer.pipeline.reading import RecordFilter, read_range
+from txnbuffer.pipeline.spark.newest import HELD_BYTES, newest, with_key
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,0 +1,267 @@
+"""The queues of a pair's node: what its threads do for the core, each kind of effect in order
+
+The journal has a queue whose tasks any thread may perform, one at a time. So the thread that gets a record, from a
+client or from the peer, also writes it, and no other thread has to wake up in between. All other tasks of the journal
+and of the files are those of one thread, because they may take long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from broker_io.environment import Threads
+from broker_io.errors import DiskFailed
+from broker_io.filelog.log.records import LogRecord
+from broker_io.filelog.pair.port import CopyReceiver, PairStore
+from broker_io.filelog.replication.messages import (
+    Cut,
+    DropJournal,
+    Event,
+    MarkPartial,
+    NoteCommit,
+    PartialSynced,
+    RemoveFiles,
+    Replace,
+    Replaced,
+    Synced,
+    WasCut,
+    WriteRecords,
+)
+
+T = TypeVar("T")
+
+
+class EndCopy(NamedTuple):
+    """Close a receiver that gets no more."""
+
+    receiver: CopyReceiver
+
+
+JournalTask: TypeAlias = WriteRecords | NoteCommit | Cut | MarkPartial | Replace | DropJournal | RemoveFiles | EndCopy
+
+
+class TaskQueue(Generic[T]):
+    """Tasks for one thread, in order. While it is held the thread takes none."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._changed = threads.condition()
+        self._tasks: deque[T] = deque()
+        self._held = self._busy = self._closed = self._finished = False
+        self._dropped = 0
+
+    def put(self, task: T, replaces: Callable[[T], bool] | None = None) -> None:
+        """Add a task, in place of those for which `replaces` is true."""
+        with self._changed:
+            if replaces is not None:
+                self._tasks = deque([each for each in self._tasks if not replaces(each)])
+            self._tasks.append(task)
+            self._changed.notify_all()
+
+    def take(self) -> T | None:
+        """Wait for the next task, and say that the one before it is done; None once there will be none."""
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closed or self._finished or (self._tasks and not self._held))
+            if self._closed or not self._tasks:
+                return None
+            self._busy = True
+            return self._tasks.popleft()
+
+    def hold(self, held: bool) -> None:
+        with self._changed:
+            self._held = held
+            self._changed.notify_all()
+
+    def pause(self, seconds: float) -> bool:
+        """Wait within a task before another attempt; whether the task is still wanted."""
+        with self._changed:
+            dropped = self._dropped
+            return not self._changed.wait_for(lambda: self._closed or self._dropped > dropped, seconds)
+
+    def settle(self) -> None:
+        """Wait until the present task has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._busy)
+
+    def drop(self) -> None:
+        """Forget all tasks, and wait until the present one has ended, and until it is held no more."""
+        with self._changed:
+            self._dropped += 1
+            self._tasks.clear()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closed or not (self._busy or self._held))
+
+    def finish(self) -> None:
+        """Let the thread end once it has done all tasks."""
+        with self._changed:
+            self._finished = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let the thread end, after its present task."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class JournalTasks:
+    """The tasks of the journal and the files of a store.
+
+    `report` gets the events that follow from them, `fail` the first error, after which nothing more is done. `settle`
+    is called before everything that is applied is replaced; it waits until nothing is being applied any more.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        store: PairStore,
+        report: Callable[[Event], None],
+        fail: Callable[[Exception], None],
+        settle: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._report = report
+        self._fail = fail
+        self._settle = settle
+        self._changed = threads.condition()
+        self._tasks: deque[JournalTask] = deque()
+        self._busy = self._closed = False
+        self._turns = 0
+        self._noted = self._in_journal = 0
+
+    def put(self, task: JournalTask, *, wake: bool) -> None:
+        """Add a task; without `wake` the caller calls `write` after that."""
+        with self._changed:
+            if self._closed:
+                return
+            self._tasks.append(task)
+            if wake:
+                self._changed.notify_all()
+
+    def note(self, lsn: int) -> None:
+        """Remember a commit index that the journal should have."""
+        with self._changed:
+            self._noted = max(self._noted, lsn)
+
+    def forget(self) -> None:
+        """Another journal has taken the place of this one, within a `turn`."""
+        with self._changed:
+            self._noted = self._in_journal = 0
+
+    def write_note(self) -> None:
+        """Write the commit index unless a record that was written later has it."""
+        with self._changed:
+            if self._noted > self._in_journal and not (self._tasks or self._closed):
+                self._tasks.append(NoteCommit(self._noted))
+                self._changed.notify_all()
+
+    def write(self) -> None:
+        """Write the records that wait, if nothing else is before them and no thread is at work."""
+        while (task := self._take(only_records=True)) is not None:
+            self._perform(task)
+
+    def run(self) -> None:
+        """Perform tasks until the queue is closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or (self._tasks and not self._busy))
+                if self._closed:
+                    return
+            while (task := self._take(only_records=False)) is not None:
+                self._perform(task)
+
+    def _take(self, *, only_records: bool) -> JournalTask | None:
+        with self._changed:
+            if self._busy or self._closed or not self._tasks:
+                return None
+            if not isinstance(self._tasks[0], WriteRecords):
+                if only_records:
+                    self._changed.notify_all()
+                    return None
+                self._busy = True
+                return self._tasks.popleft()
+            self._busy = True
+            first, records = self._tasks[0], list[LogRecord]()
+            while self._tasks and isinstance(task := self._tasks[0], WriteRecords):
+                records += task.records
+                self._tasks.popleft()
+            return WriteRecords(tuple(records), first.synced)
+
+    def _perform(self, task: JournalTask) -> None:
+        with self._working():
+            if (event := self._do(task)) is not None:
+                self._report(event)
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """Run one task; the caller has set `_busy`."""
+        try:
+            yield
+        except Exception as error:
+            with self._changed:
+                self._closed = True
+                self._tasks.clear()
+            self._fail(error)
+        finally:
+            with self._changed:
+                self._busy = False
+                if self._tasks or self._turns or self._closed:
+                    self._changed.notify_all()
+
+    def _do(self, task: JournalTask) -> Event | None:
+        store = self._store
+        if isinstance(task, WriteRecords):
+            store.write(task.records, task.synced)
+            self._in_journal = max(self._in_journal, task.records[-1].commit)
+            return Synced(task.records[-1].lsn)
+        if isinstance(task, NoteCommit):
+            store.note_commit(task.lsn)
+            self._in_journal = max(self._in_journal, task.lsn)
+        elif isinstance(task, Cut):
+            store.cut(task.lsn)
+            self.forget()
+            return WasCut(task.lsn)
+        elif isinstance(task, MarkPartial):
+            store.mark_partial(task.partial)
+            return PartialSynced(task.partial)
+        elif isinstance(task, Replace):
+            self._settle()
+            self.forget()
+            return Replaced(store.replace())
+        elif isinstance(task, DropJournal):
+            store.drop_journal(task.lsn)
+        elif isinstance(task, RemoveFiles):
+            store.remove_files(task.names)
+        else:
+            task.receiver.close()
+        return None
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[bool]:
+        """Do something else with the journal and the files, after all tasks; False if the queue is closed."""
+        with self._changed:
+            self._turns += 1
+            self._changed.wait_for(lambda: self._closed or not (self._busy or self._tasks))
+            self._turns -= 1
+            works = not self._closed
+            self._busy = self._busy or works
+        if not works:
+            yield False
+            return
+        with self._working():
+            yield True
+
+    def close(self) -> None:
+        """Forget all tasks, wait until the present one has ended, and write the commit index."""
+        with self._changed:
+            failed, self._closed = self._closed, True
+            self._tasks.clear()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._busy)
+        if self._noted > self._in_journal and not failed:
+            with contextlib.suppress(DiskFailed):  # it only saves the next start some work
+                self._store.note_commit(self._noted)

@@ -1,0 +1,4 @@
+"""Cluster mode: topics to which applications write themselves, and topics of other shards.
+
+It may import what `topics` may, and `topics`.
+"""
