@@ -212,6 +212,7 @@ class Coordinator:
         """The owner of a topic, which may be another shard, follows the topic."""
         if self._enter(now):
             self._completion.topic_resumed(topic)
+            self._takeover.topic_resumed(topic)
             self._registration.snapshotted(topic)
 
     def registration_failed(self, topic: str, why: str, now: float, *, final: bool = False) -> None:

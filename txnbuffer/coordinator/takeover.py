@@ -66,7 +66,8 @@ class TakeOver:
         self._waiting: list[Callable[[], None]] = []
         self.awaited_markers = {topic for topic, one_phase in history.topics.items() if one_phase}
         self._load(history)
-        core.effects += [WriteEpochMarker(topic, core.markers.epoch_marker()) for topic in sorted(self.awaited_markers)]
+        for topic in sorted(self.awaited_markers):
+            self.topic_resumed(topic)
         self.ready = False
         self.advance()
 
@@ -80,6 +81,11 @@ class TakeOver:
             self._waiting.append(action)
         else:
             action()
+
+    def topic_resumed(self, topic: str) -> None:
+        """The topic has a buffer, perhaps only now: write our epoch marker if that is not done."""
+        if topic in self.awaited_markers:
+            self._core.effects.append(WriteEpochMarker(topic, self._core.markers.epoch_marker()))
 
     def epoch_marker_applied(self, topic: str, committed: BitMap64, aborted: BitMap64) -> None:
         """The topic's log is applied up to our epoch marker, and these ids had ended there."""

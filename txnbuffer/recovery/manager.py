@@ -111,6 +111,8 @@ class SnapshotManager:
         self._deleted: dict[str, str] = {}
         self._recreated: set[str] = set()
         self._warm: dict[str, WarmTopic] = {}
+        self._late_owner: dict[str, str] = {}
+        """The topics that could not be recovered, with the owner that begins a version when they are followed."""
         self.warm = self.discarded = 0
 
     # Queries
@@ -165,6 +167,7 @@ class SnapshotManager:
         self.discarded = len(warm or ()) - self.warm
         for followed in self._followed.values() if owner else ():
             followed.taken_over(owner)
+        self._late_owner = dict.fromkeys(self.problems, owner) if owner else {}
         changed = self._followed if owner else self._fallen_back
         self._write([self._followed[topic] for topic in changed if topic in self._followed])
         return effects
@@ -437,7 +440,9 @@ class SnapshotManager:
             followed.on_sequenced = partial(bounds.sequenced, followed.buffer)
             followed.catch_up()
             followed.on_sequenced = None
-            if former is not None:
+            if former is None and followed.topic in self._late_owner:
+                followed.taken_over(self._late_owner[followed.topic])
+            elif former is not None:
                 ledgers = self._broker.ledgers(followed.topic)
                 uuid = followed.failover.current.uuid
                 kept = kept_history(followed.topic, incarnation, former, ledgers, followed.numbered, uuid)
@@ -468,6 +473,7 @@ class SnapshotManager:
         self.problems.pop(followed.topic, None)
         self._deleted.pop(followed.topic, None)
         self._recreated.discard(followed.topic)
+        self._late_owner.pop(followed.topic, None)
         self._followed[followed.topic] = followed
 
     def _delete_keys(self, writer: SnapshotWriter) -> None:

@@ -5,8 +5,8 @@ would name that ledger, so it could not distinguish a log that was always empty 
 empty log therefore gets an epoch marker as its first message, before its first snapshot.
 
 Re-creation: an application that keeps writing re-creates a deleted topic without notice, so a missing topic is looked
-up at once. It is then reported as deleted, or registered again. A topic that was re-created with partitions is dropped;
-each partition is registered when it is used. A partition is dropped once its topic is deleted.
+up at once. A topic that was re-created with partitions is dropped; each partition is registered when it is used. A
+partition is dropped once its topic is deleted.
 
 The owner follows the decision log too, to detect the next owner and the deletion of the log.
 """
@@ -14,8 +14,7 @@ The owner follows the decision log too, to detect the next owner and the deletio
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -23,8 +22,7 @@ from typing import Any
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.environment import current
 from broker_io.errors import Error, ServiceUnavailable, TopicNotFound
-from broker_io.partitions import partition_of
-from broker_io.port import Broker, PartitionedBroker, PolicyLookupBroker, Reader
+from broker_io.port import Broker, PolicyLookupBroker, Reader
 from broker_io.position import EARLIEST, Position
 from broker_io.waits import Backoff
 from snapshots.shards import Shard
@@ -39,12 +37,10 @@ from txnbuffer.service.loop import Loop
 from txnbuffer.service.standby.decision_log import newest_owner
 from txnbuffer.service.standby.takeover import MAX_SHARDS, OwnedLog
 from txnbuffer.service.topics.appends import Appends, ServiceTopic
-from txnbuffer.service.topics.topics import T, TopicEvents, Topics, close_quietly
+from txnbuffer.service.topics.topics import FIRST_PAUSE, LONGEST_PAUSE, T, TopicEvents, Topics, close_quietly
 
 CLUSTER_CONFIG = CoordinatorConfig(one_phase=False, verify_counts=False)
 """The coordinator's configuration in cluster mode: every decision is in the fenced log."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two attempts to open a writer, or to look up a missing topic."""
 
 
 class SharedTopic(ServiceTopic):
@@ -69,11 +65,6 @@ class SharedTopic(ServiceTopic):
         self._appends = appends
         self._opened = opened
         self._opening = False
-
-    @staticmethod
-    def is_temporary(problem: Error) -> bool:
-        """Whether the topic was deleted, or the cluster did not answer."""
-        return isinstance(problem, TopicNotFound) or problem.retryable
 
     def open_writer(self) -> None:
         """Open the writer in the background, unless it is open or being opened."""
@@ -164,7 +155,6 @@ class ClusterTopics(Topics):
         self.readers = LogReaders(asyncio.get_running_loop(), loop.wake)
         self._registration_pool = current().threads.executor(REGISTERING, "txnbuffer-registering")
         self._unread: dict[ServiceTopic, list[Callable[[], None]]] = {}
-        self._looked_up: set[str] = set()
 
     def start(self, events: TopicEvents, take: Callable[[PlacedBatch], None]) -> None:
         """Start as every mode; follow the decision log and the inbox; write to recovered topics whose log is empty.
@@ -324,65 +314,6 @@ class ClusterTopics(Topics):
             topic.report_applied()
         del self._unread[topic]
 
-    # Missing topics
-
-    def look_up(self, name: str) -> None:
-        """Find out in the background whether a topic was deleted or re-created."""
-        if name not in self._looked_up:
-            self._looked_up.add(name)
-            self._loop.run(self._resolve_until_done(name))
-
-    @contextlib.contextmanager
-    def deleting(self, name: str) -> Iterator[None]:
-        """The readers end before the topic is deleted; it would be registered again, and so created again."""
-        looked_up = name in self._looked_up
-        self._looked_up.add(name)
-        try:
-            yield
-        finally:
-            if not looked_up:
-                self._looked_up.discard(name)
-
-    async def _resolve_until_done(self, name: str) -> None:
-        pauses, backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        try:
-            while self._unsettled(name):
-                if self._is_missing(name) and await self._resolve(name):
-                    return
-                pauses += 1
-                await asyncio.sleep(backoff.after(pauses))
-        finally:
-            self._looked_up.discard(name)
-
-    async def _resolve(self, name: str) -> bool:
-        """Try to resolve a missing topic; return whether it is done."""
-        try:
-            there, taken = await asyncio.to_thread(_is_there, self.broker, name)
-        except Error:
-            return False
-        if not self._is_missing(name):  # another task has just registered it
-            return False
-        if not there:
-            self._coordinator.topic_deleted(name, self._loop.now())
-            writer = self.drop(name) if taken else None
-            self._loop.wake()
-            if writer is not None:  # its client library would create the topic again, next to the partitions
-                await close_quietly(writer)
-            return True
-        error = await self.register(name, create=False)
-        if error is not None and not error.retryable and not isinstance(error, TopicNotFound):
-            self._coordinator.topic_stopped(name, error, self._loop.now())
-            self._loop.wake()
-        return error is None
-
-    def _is_missing(self, name: str) -> bool:
-        topic = self.get(name)
-        return topic is None or topic.missing
-
-    def _unsettled(self, name: str) -> bool:
-        topic = self.get(name)
-        return topic is None or (topic.followed is None and (topic.problem is None or topic.missing))
-
     # The decision log
 
     def _decisions_came(self, placed: PlacedBatch) -> None:
@@ -404,16 +335,3 @@ class ClusterTopics(Topics):
                 continue  # this check failed
             missed = 0 if name == self._owned.name else missed + 1
         self._loop.fail(TopicNotFound(f"topic {decisions!r} was deleted"))
-
-
-def _is_there(broker: Broker, name: str) -> tuple[bool, bool]:
-    """Whether a topic exists; and if not, whether a partitioned topic has its name or was deleted with it."""
-    there = name in broker.topics()
-    if not isinstance(broker, PartitionedBroker):
-        return there, False
-    partition = partition_of(name)
-    if partition is None:
-        return there, not there and broker.partitions(name) > 0
-    # An application that had the partition open may have created it again.
-    gone = partition.number >= broker.partitions(partition.topic)
-    return there and not gone, gone

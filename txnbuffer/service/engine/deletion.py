@@ -57,11 +57,11 @@ async def _delete_topic(engine: Engine, name: str) -> None:
 
 async def _delete_if_unused(engine: Engine, name: str) -> None:
     topics = engine.topics
-    known = topics.get(name)
-    if known is not None and topics.takes_records:
+    while (known := topics.get(name)) is not None and topics.takes_records:
         async with known.lock:
-            await _delete_owned(engine, known)
-    elif known is not None:
+            if await _delete_owned(engine, known):
+                return
+    if known is not None:
         await _delete_shared(engine, known)
     else:
         await _check_unused(engine, name)
@@ -83,21 +83,25 @@ def _check_exists(engine: Engine, name: str) -> None:
         raise TopicNotFound(f"there is no topic {name!r} to delete: correct the name")
 
 
-async def _delete_owned(engine: Engine, topic: ServiceTopic) -> None:
-    """Delete a topic of an embedded log: no record is appended between the check and the deletion."""
+async def _delete_owned(engine: Engine, topic: ServiceTopic) -> bool:
+    """Delete a topic of an embedded log: no record is appended between the check and the deletion.
+
+    False: nothing was done, because the topic was deleted or opened again meanwhile.
+    """
     topics, name = engine.topics, topic.name
-    if topics.get(name) is not topic:
-        raise TopicNotFound(f"topic {name!r} was just deleted, or could not be opened")
     held, topic.held = topic.held, True
     gone = False
     try:
         while topic.under_way:
             await asyncio.sleep(FLIGHT_POLL)
         async with topics.snapshot_lock:
+            if topics.get(name) is not topic:
+                return False
             await _check_unused(engine, name)
             await topics.work(engine.broker.delete_topic, name)
             gone, topic.followed = True, None
             await topics.work(topics.manager.deleted, name)
+            return True
     finally:
         if gone:
             await _forget(engine, topic)

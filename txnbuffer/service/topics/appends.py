@@ -131,7 +131,7 @@ class ServiceTopic:
 
     @property
     def stopped(self) -> bool:
-        """Whether it needs an operator; requests that the cluster did not answer are retried."""
+        """Whether it needs an operator; what may pass by itself is retried."""
         return self.problem is not None and not (self.missing and self.problem.retryable)
 
     @property
@@ -141,8 +141,8 @@ class ServiceTopic:
 
     @staticmethod
     def is_temporary(problem: Error) -> bool:
-        """Whether a problem may go away: the topic was deleted."""
-        return isinstance(problem, TopicNotFound)
+        """Whether a problem may pass: the topic was deleted, or its log could not be read for now."""
+        return isinstance(problem, TopicNotFound) or problem.retryable
 
     def open_writer(self) -> None:
         """Open the writer for what was queued, if nobody else does."""

@@ -34,8 +34,10 @@ from broker_io.errors import (
     UnsafePolicy,
     as_error,
 )
-from broker_io.port import Broker, BulkBroker, Reader, Writer, check_topic_name
+from broker_io.partitions import partition_of
+from broker_io.port import Broker, BulkBroker, PartitionedBroker, Reader, Writer, check_topic_name
 from broker_io.position import Positions
+from broker_io.waits import Backoff
 from snapshots.errors import OwnershipLost, SnapshotMissing, TopicDamaged, stopped_by
 from snapshots.format import INTERNAL_PREFIX, is_internal
 from snapshots.shards import Shard, shard_of
@@ -61,6 +63,8 @@ HELD_BYTES = 64 * MIB
 LEAST_HELD = 64 * 1024
 GROWTH = 1.1
 """Divide that memory again when the number of topics has grown by this factor: it costs a step per topic."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between two attempts to open a writer, or to follow a missing topic again."""
 FINAL = (InvalidTopicName, NotAuthorized, NotSupported, SnapshotMissing, TopicNotCreated, UnsafePolicy)
 """Errors of a registration that a retry can't fix: an operator has to act first."""
 
@@ -137,6 +141,7 @@ class Topics(ABC):
         self._events: TopicEvents
         self._held_limit = HELD_BYTES
         self._followed_count = self._divided_by = 0
+        self._looked_up: set[str] = set()
         self._unregistered: set[str] = set()
         """Topics that were stopped because of damage, and had no transactions."""
         self._to_open: dict[str, None] = {}
@@ -269,17 +274,17 @@ class Topics(ABC):
             else:
                 self._appends.release(topic)
 
-    async def _open_writer(self, topic: ServiceTopic) -> None:
-        """Open a topic for writing; create it if missing. Raises TopicNotFound if topics must not be created."""
-        topic.writer = await self.work(self._create_and_open, topic.name)
+    async def _open_writer(self, topic: ServiceTopic, create: bool = True) -> None:
+        """Open a topic for writing; `create` it if missing. Raises TopicNotFound if topics must not be created."""
+        topic.writer = await self.work(self._create_and_open, topic.name, create)
 
-    def _create_and_open(self, name: str) -> Writer:
-        if self._create and name in self._to_open and isinstance(self.broker, BulkBroker):
+    def _create_and_open(self, name: str, create: bool) -> Writer:
+        if create and self._create and name in self._to_open and isinstance(self.broker, BulkBroker):
             together = [*{name: None, **self._to_open}][:TOPICS_AT_ONCE]
             for one in together:
                 self._to_open.pop(one, None)
             self.broker.create_topics(together)  # the next calls find their topics created
-        self._create_topic(name)
+        self._create_topic(name, create)
         return self.broker.writer(name, exclusive=True)
 
     def _create_topic(self, name: str, create: bool = True) -> None:
@@ -437,6 +442,65 @@ class Topics(ABC):
         for followed in followed_topics:
             followed.held_limit = self._held_limit
 
+    # Missing topics
+
+    def look_up(self, name: str) -> None:
+        """Find out in the background whether a missing topic was deleted, and follow it again if it exists."""
+        if name not in self._looked_up:
+            self._looked_up.add(name)
+            self._loop.run(self._resolve_until_done(name))
+
+    @contextlib.contextmanager
+    def deleting(self, name: str) -> Iterator[None]:
+        """The readers end before the topic is deleted; it would be registered again, and so created again."""
+        looked_up = name in self._looked_up
+        self._looked_up.add(name)
+        try:
+            yield
+        finally:
+            if not looked_up:
+                self._looked_up.discard(name)
+
+    async def _resolve_until_done(self, name: str) -> None:
+        pauses, backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        try:
+            while self._unsettled(name):
+                if self._is_missing(name) and await self._resolve(name):
+                    return
+                pauses += 1
+                await asyncio.sleep(backoff.after(pauses))
+        finally:
+            self._looked_up.discard(name)
+
+    async def _resolve(self, name: str) -> bool:
+        """Try to resolve a missing topic; return whether it is done."""
+        try:
+            there, taken = await asyncio.to_thread(_is_there, self.broker, name)
+        except Error:
+            return False
+        if not self._is_missing(name):  # another task has just registered it
+            return False
+        if not there:
+            self._coordinator.topic_deleted(name, self._loop.now())
+            writer = self.drop(name) if taken else None
+            self._loop.wake()
+            if writer is not None:  # its client library would create the topic again, next to the partitions
+                await close_quietly(writer)
+            return True
+        error = await self.register(name, create=False)
+        if error is not None and not error.retryable and not isinstance(error, TopicNotFound):
+            self._coordinator.topic_stopped(name, error, self._loop.now())
+            self._loop.wake()
+        return error is None
+
+    def _is_missing(self, name: str) -> bool:
+        topic = self.get(name)
+        return topic is None or topic.missing
+
+    def _unsettled(self, name: str) -> bool:
+        topic = self.get(name)
+        return topic is None or (topic.followed is None and (topic.problem is None or topic.missing))
+
     # What differs between the modes
 
     @abstractmethod
@@ -460,15 +524,6 @@ class Topics(ABC):
         """Call `report` once the buffer has applied the topic's log up to its present end."""
 
     @abstractmethod
-    def look_up(self, name: str) -> None:
-        """Find out in the background whether a missing topic was deleted or re-created."""
-
-    @contextlib.contextmanager
-    def deleting(self, name: str) -> Iterator[None]:
-        """Look up no missing topic of this name meanwhile: it is being deleted."""
-        yield
-
-    @abstractmethod
     def turn(self) -> None:
         """At the begin of each turn of a service that takes no records: deliver what was read."""
 
@@ -479,6 +534,19 @@ class Topics(ABC):
     async def _complete_registration(self, topic: ServiceTopic, *, fresh: bool) -> Error | None:
         """Complete a registration, a `fresh` one or a repeated one; return the error if that failed."""
         return None
+
+
+def _is_there(broker: Broker, name: str) -> tuple[bool, bool]:
+    """Whether a topic exists; and if not, whether a partitioned topic has its name or was deleted with it."""
+    there = name in broker.topics()
+    if not isinstance(broker, PartitionedBroker):
+        return there, False
+    partition = partition_of(name)
+    if partition is None:
+        return there, not there and broker.partitions(name) > 0
+    # An application that had the partition open may have created it again.
+    gone = partition.number >= broker.partitions(partition.topic)
+    return there and not gone, gone
 
 
 FLIGHT_POLL = 0.001
@@ -536,12 +604,6 @@ class EmbeddedTopics(Topics):
         """Call `report` at once: the buffer has applied every durable message."""
         report()
 
-    def look_up(self, name: str) -> None:
-        """A missing topic was deleted, since nobody else creates topics: older decisions about it are complete."""
-        topic = self.get(name)
-        if topic is None or topic.missing:
-            self._coordinator.topic_deleted(name, self._loop.now())
-
     def turn(self) -> None:
         """Nothing is read: acknowledged appends were applied already."""
 
@@ -565,5 +627,5 @@ class EmbeddedTopics(Topics):
         while topic.under_way:
             await asyncio.sleep(FLIGHT_POLL)
         if topic.writer is None:
-            await self._open_writer(topic)
+            await self._open_writer(topic, create)
         return None
