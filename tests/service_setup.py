@@ -41,9 +41,6 @@ def on_a_loop_for(seconds: float) -> Callable[[Test], Callable[..., None]]:
     return wrap
 
 
-on_a_loop = on_a_loop_for(200.0)
-
-
 @asynccontextmanager
 async def engine_on(broker: Broker, **options: Any) -> AsyncIterator[Engine]:
     engine = await Engine.start(broker, **options)

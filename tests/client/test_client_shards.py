@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from service_setup import eventually, on_a_loop
+from service_setup import eventually
 from shard_world import Shards, shards_on, topics_of
 
 from broker_io.batch import Batch, Message
@@ -34,7 +34,6 @@ QUICK = replace(CLUSTER_CONFIG, transaction_timeout=2.0, session_timeout=2.0)
 NAMES = [next(name for name in "abcdef" if shard_of(name, 2) == number) for number in (0, 1)]
 
 
-@on_a_loop
 async def test_transactions_write_to_topics_of_all_shards() -> None:
     async with shards_on() as world:
         client = await world.client(home=1)
@@ -48,7 +47,6 @@ async def test_transactions_write_to_topics_of_all_shards() -> None:
         await client.close()
 
 
-@on_a_loop
 async def test_name_uses_the_same_coordinator_from_any_home_shard() -> None:
     async with shards_on() as world:
         for home in (0, 1):
@@ -64,7 +62,6 @@ async def test_name_uses_the_same_coordinator_from_any_home_shard() -> None:
             await client.close()
 
 
-@on_a_loop
 @pytest.mark.parametrize("group", NAMES)
 async def test_group_consumes_topics_of_all_shards_once(group: str) -> None:
     async with shards_on() as world:
@@ -97,7 +94,6 @@ async def write_elsewhere(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("_soon_away")
-@on_a_loop
 async def test_unavailable_shard_delays_only_its_own_requests() -> None:
     async with shards_on() as world:
         client = await world.client(home=0)
@@ -120,7 +116,6 @@ async def test_unavailable_shard_delays_only_its_own_requests() -> None:
 
 
 @pytest.mark.usefixtures("_soon_away")
-@on_a_loop
 async def test_transaction_begins_at_another_shard_while_home_is_unavailable() -> None:
     async with shards_on() as world:
         await world.kill(0)
@@ -133,7 +128,6 @@ async def test_transaction_begins_at_another_shard_while_home_is_unavailable() -
         await impatient.close()
 
 
-@on_a_loop
 async def test_error_names_the_shard_of_a_topic_that_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "TICK", 0.1)
     async with shards_on() as world:
@@ -147,7 +141,6 @@ async def test_error_names_the_shard_of_a_topic_that_is_not_registered(monkeypat
         await client.close()
 
 
-@on_a_loop
 async def test_first_attempt_to_connect_counts_as_time_without_a_service() -> None:
     failing = asyncio.Event()
 
@@ -205,7 +198,6 @@ def test_sync_client_begins_at_another_shard_while_home_is_unavailable(plainly: 
     assert world.visible(THERE) == [Counter({b"v": 1})]
 
 
-@on_a_loop
 async def test_branches_of_a_name_begin_and_abort_at_its_shard() -> None:
     async with shards_on() as world:
         client = await world.client(home=0)
@@ -225,7 +217,6 @@ def visible_anywhere(world: Shards) -> list[bytes | None]:
     return [value for found in world.visible(*there) for value in found]
 
 
-@on_a_loop
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_transactions_across_shards_stay_atomic_under_random_kills(seed: int) -> None:
     chance = random.Random(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from service_setup import on_a_loop, on_a_loop_for
+from service_setup import on_a_loop_for
 
 from txnbuffer import connect
 from txnbuffer.client.producer_names import ProducerNames
@@ -81,7 +81,6 @@ async def test_tasks_of_one_client_do_not_fence_each_other() -> None:
         assert await client.committed_number("n") == 5
 
 
-@on_a_loop
 async def test_after_a_commit_that_fails_those_of_its_name_that_wait_fail() -> None:
     names, failed = ProducerNames(), asyncio.Event()
     order: list[int] = []

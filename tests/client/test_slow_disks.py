@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from service_setup import eventually, on_a_loop
+from service_setup import eventually
 
 from broker_io.system import SystemFile
 from txnbuffer import connect
@@ -15,7 +15,6 @@ from txnbuffer import connect
 WAIT = 120.0
 
 
-@on_a_loop
 async def test_the_loop_goes_on_while_a_commit_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on
 from streamed import client_of, write
 
 from broker_io.memory import MemoryBroker
@@ -58,7 +58,6 @@ def test_files_with_other_content_are_rejected_and_not_changed(tmp_path: Path) -
     assert path.read_text() == "[" * 100_000
 
 
-@on_a_loop
 async def test_stream_continues_once_its_token_can_be_stored(tmp_path):
     """With room for two mutations at a time, which is given back with the token."""
     broker, store = MemoryBroker(), FileTokens(tmp_path / "in" / "tokens")
@@ -81,7 +80,6 @@ async def test_stream_continues_once_its_token_can_be_stored(tmp_path):
     assert ResumeToken.parse(store.load("t")).seqno == 6
 
 
-@on_a_loop
 async def test_next_call_continues_after_a_timeout_of_a_slow_store():
     broker, answering = MemoryBroker(), threading.Event()
 

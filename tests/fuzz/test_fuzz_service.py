@@ -14,7 +14,7 @@ from fuzz.inventory import TARGETS
 from fuzz.mutations import changed
 from fuzz.stored import parted
 from raw_session import OverGrpc, RawSession, transactional
-from service_setup import on_a_loop, starting_service
+from service_setup import starting_service
 
 from broker_io.remote.messages import SERVICE
 from broker_io.rpc import encoding
@@ -105,7 +105,6 @@ def known(error: grpc.aio.AioRpcError) -> Error:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@on_a_loop
 async def test_streams_in_any_state(path: str) -> None:
     choose = random.Random(path)
     seeds = [seed for name in PATHS[path] for seed in TARGETS[name].seeds()]
@@ -119,7 +118,6 @@ async def test_streams_in_any_state(path: str) -> None:
             await bystander.commits()
 
 
-@on_a_loop
 async def test_requests_of_any_bytes() -> None:
     choose = random.Random(1)
     paths = [
@@ -138,7 +136,6 @@ async def test_requests_of_any_bytes() -> None:
             await bystander.commits()
 
 
-@on_a_loop
 async def test_metadata_of_any_text() -> None:
     async with attacked() as (channel, _):
         for version in ("", "-1", "9" * 5000, "3 ", "three", "2"):

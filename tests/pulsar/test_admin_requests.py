@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from service_setup import eventually, on_a_loop
+from service_setup import eventually
 
 from broker_io.port import AnnotatedBroker, Broker
 from broker_io.pulsar.admin import AdminClient
@@ -51,7 +51,6 @@ def test_restarting_service_requests_policies_once_per_topic(
             assert asked.count(("GET", f"{topic}/{policy}")) == 1
 
 
-@on_a_loop
 async def test_registration_of_a_topic_repeats_no_request(
     opening: Callable[..., Broker], namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from access_world import AccessedService, accessed
 from certificates import self_signed
 from commands import txnbuf
-from service_setup import engine_on, eventually, on_a_loop
+from service_setup import engine_on, eventually
 
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
@@ -47,7 +47,6 @@ def read_as(service: AccessedService, principal: str, topic: str) -> int:
         return 0 if batch is None else len(batch)
 
 
-@on_a_loop
 async def test_clients_without_a_known_token_are_refused(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         for options in ({}, {"token": "txnb_000000000000_" + "0" * 64}, {"token": "a.b.c"}):
@@ -61,7 +60,6 @@ async def test_clients_without_a_known_token_are_refused(tmp_path: Path) -> None
         await write_as(service, "writer", "a")
 
 
-@on_a_loop
 async def test_each_principal_does_what_its_roles_allow(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "writer", "a")
@@ -85,7 +83,6 @@ async def test_each_principal_does_what_its_roles_allow(tmp_path: Path) -> None:
         assert ("writer", "write", "topic 'b'") in service.denials()
 
 
-@on_a_loop
 async def test_names_of_producers_need_a_right(tmp_path: Path) -> None:
     async def write_named(client: Client, name: str) -> None:
         async with client.transaction(name=name, number=1) as txn:
@@ -104,7 +101,6 @@ async def test_names_of_producers_need_a_right(tmp_path: Path) -> None:
                     await write_named(client, "w-1")
 
 
-@on_a_loop
 async def test_groups_need_a_right(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")
@@ -118,7 +114,6 @@ async def test_groups_need_a_right(tmp_path: Path) -> None:
                 await client.join("g-1")
 
 
-@on_a_loop
 async def test_streams_need_to_read_their_topic(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")
@@ -131,7 +126,6 @@ async def test_streams_need_to_read_their_topic(tmp_path: Path) -> None:
                     [batch async for batch in stream]
 
 
-@on_a_loop
 async def test_session_of_another_principal_can_not_be_continued(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         async with service.connect("root") as client, service.connect("writer") as other:
@@ -146,7 +140,6 @@ async def test_session_of_another_principal_can_not_be_continued(tmp_path: Path)
         assert ("writer", None, None) in service.denials()
 
 
-@on_a_loop
 async def test_revoked_token_ends_its_connections(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")
@@ -159,7 +152,6 @@ async def test_revoked_token_ends_its_connections(tmp_path: Path) -> None:
             await send(root, "a")
 
 
-@on_a_loop
 async def test_renewed_token_is_used_without_an_error(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         (path := tmp_path / "token").touch(0o600)
@@ -174,7 +166,6 @@ async def test_renewed_token_is_used_without_an_error(tmp_path: Path) -> None:
             await send(client, "a")
 
 
-@on_a_loop
 async def test_expired_token_ends_its_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         service.tokens.add("writer", expires=int(time.time()) + 3600)
@@ -187,7 +178,6 @@ async def test_expired_token_ends_its_connections(tmp_path: Path, monkeypatch: p
                 await send(client, "a")
 
 
-@on_a_loop
 async def test_changed_policy_counts_from_the_next_request_on(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")
@@ -219,7 +209,6 @@ def change_in_place(path: Path, data: bytes) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-@on_a_loop
 async def test_a_token_file_that_is_changed_in_place_with_its_old_time_is_read_again(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         async with service.connect("writer") as client:
@@ -241,7 +230,6 @@ def test_certificates_that_are_changed_in_place_with_their_old_time_are_read_aga
     assert "is not a PEM certificate" in str(watched.problem)
 
 
-@on_a_loop
 async def test_changed_policy_ends_streams_that_it_no_longer_allows(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")
@@ -254,7 +242,6 @@ async def test_changed_policy_ends_streams_that_it_no_longer_allows(tmp_path: Pa
                 await anext(stream)
 
 
-@on_a_loop
 async def test_internal_topics_are_for_operators_of_the_service(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")
@@ -275,7 +262,6 @@ async def test_internal_topics_are_for_operators_of_the_service(tmp_path: Path) 
             await asyncio.to_thread(ledgers, "operator")
 
 
-@on_a_loop
 async def test_admin_requests_need_their_role(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")
@@ -317,7 +303,6 @@ producers = ["*"]
 """
 
 
-@on_a_loop
 async def test_job_needs_to_process_its_input_and_to_write_its_output(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path, JOB_POLICY) as service:
         await write_as(service, "root", "in")
@@ -332,7 +317,6 @@ async def test_job_needs_to_process_its_input_and_to_write_its_output(tmp_path: 
         assert await asyncio.to_thread(read_as, service, "root", "out") == 1
 
 
-@on_a_loop
 async def test_reader_moves_its_durable_cursor_with_the_right_to_its_name(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")
@@ -344,7 +328,6 @@ async def test_reader_moves_its_durable_cursor_with_the_right_to_its_name(tmp_pa
                     [batch async for batch in stream]
 
 
-@on_a_loop
 async def test_state_of_another_principals_transaction_is_not_shown(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")
@@ -355,7 +338,6 @@ async def test_state_of_another_principals_transaction_is_not_shown(tmp_path: Pa
             assert service.access.denied["ForeignTransaction"] == 1
 
 
-@on_a_loop
 async def test_principal_that_was_removed_from_the_policy_is_disconnected(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")
@@ -367,7 +349,6 @@ async def test_principal_that_was_removed_from_the_policy_is_disconnected(tmp_pa
                 await send(client, "a")
 
 
-@on_a_loop
 async def test_long_names_are_cut_in_denials(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         async with service.connect("writer") as client:
@@ -377,7 +358,6 @@ async def test_long_names_are_cut_in_denials(tmp_path: Path) -> None:
         assert max(len(str(line)) for line in service.log) < 600
 
 
-@on_a_loop
 async def test_read_that_waits_delivers_nothing_after_revocation(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from access_world import AccessedService, accessed
 from raw_session import InProcess, OverGrpc, RawSession, transactional
-from service_setup import engine_on, eventually, on_a_loop, visible
+from service_setup import engine_on, eventually, visible
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import TooManyStreams
@@ -46,7 +46,6 @@ def refused(engine: Engine, limit: str) -> int:
     return int(found.get(limit, 0))
 
 
-@on_a_loop
 async def test_sessions_of_a_principal_are_limited(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker(), limits=limited(sessions=2)) as engine, accessed(engine, tmp_path) as service:
         async with service.connect("root") as one, service.connect("root"), service.connect("writer") as other:
@@ -67,7 +66,6 @@ async def _connected(service: AccessedService) -> None:
         await send(client)
 
 
-@on_a_loop
 async def test_lost_connections_free_their_sessions() -> None:
     async with engine_on(MemoryBroker(), limits=limited(sessions=1)) as engine:
         for _ in range(3):
@@ -83,7 +81,6 @@ async def test_lost_connections_free_their_sessions() -> None:
         await again.hello(session.session)  # a session that is resumed is no new one
 
 
-@on_a_loop
 async def test_sessions_that_were_cut_are_not_resumed_beyond_the_limit() -> None:
     async with engine_on(MemoryBroker(), limits=limited(sessions=2)) as engine:
         names = []
@@ -103,7 +100,6 @@ async def test_sessions_that_were_cut_are_not_resumed_beyond_the_limit() -> None
         await again.hello(names[0])  # it replaces a connection
 
 
-@on_a_loop
 async def test_connections_without_a_session_are_limited_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "FIRST_FRAME", 0.5)
     async with engine_on(MemoryBroker(), limits=limited(sessions=2)) as engine, accessed(engine, tmp_path) as service:
@@ -115,7 +111,6 @@ async def test_connections_without_a_session_are_limited_too(tmp_path: Path, mon
             await link.cut()
 
 
-@on_a_loop
 async def test_a_principal_has_half_of_the_readers_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_service, "MAX_READERS", 8)
     async with AsyncExitStack() as stack:
@@ -134,7 +129,6 @@ async def test_a_principal_has_half_of_the_readers_of_the_log(tmp_path: Path, mo
             assert await reader.read(timeout=60.0) is not None
 
 
-@on_a_loop
 async def test_open_transactions_of_a_principal_are_limited(tmp_path: Path) -> None:
     broker, limits = MemoryBroker(), limited(open_transactions=20)
     async with AsyncExitStack() as stack:
@@ -154,7 +148,6 @@ async def test_open_transactions_of_a_principal_are_limited(tmp_path: Path) -> N
             await send(two)
 
 
-@on_a_loop
 async def test_streams_of_a_principal_are_limited(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(engine_on(MemoryBroker(), limits=limited(streams=1)))
@@ -174,7 +167,6 @@ async def test_streams_of_a_principal_are_limited(tmp_path: Path) -> None:
                 await waiting  # a client asks again until there is room
 
 
-@on_a_loop
 async def test_topics_created_by_a_principal_are_limited(tmp_path: Path) -> None:
     broker, limits = MemoryBroker(), limited(topics_created=2)
     async with engine_on(broker, limits=limits) as engine, accessed(engine, tmp_path) as service:
@@ -194,7 +186,6 @@ async def test_topics_created_by_a_principal_are_limited(tmp_path: Path) -> None
         assert {"c", "d"}.isdisjoint(broker.topics())
 
 
-@on_a_loop
 async def test_requests_per_second_of_a_principal_are_limited(tmp_path: Path) -> None:
     broker, limits = MemoryBroker(), limited(requests_per_second=4)
     async with engine_on(broker, limits=limits) as engine, accessed(engine, tmp_path) as service:
@@ -228,7 +219,6 @@ async def _was_admitted(client: Client, number: int) -> bool:
     return True
 
 
-@on_a_loop
 async def test_a_group_waits_for_its_limit_and_processes_each_record_once(tmp_path: Path) -> None:
     broker = MemoryBroker()
     async with (
@@ -248,7 +238,6 @@ async def test_a_group_waits_for_its_limit_and_processes_each_record_once(tmp_pa
     assert visible(broker, "done") == {b"%d" % number: 1 for number in range(8)}
 
 
-@on_a_loop
 async def test_limits_change_with_the_policy(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(engine_on(MemoryBroker()))
@@ -270,7 +259,6 @@ async def test_limits_change_with_the_policy(tmp_path: Path) -> None:
                 await send(client)
 
 
-@on_a_loop
 async def test_refused_transaction_is_ended_and_writes_nothing() -> None:
     """A client that sends all in one frame: the commit is refused, and an abort writes no marker."""
     broker = MemoryBroker()
@@ -298,7 +286,6 @@ async def test_refused_transaction_is_ended_and_writes_nothing() -> None:
         assert visible(broker, "a").total() == 2
 
 
-@on_a_loop
 async def test_later_records_of_an_admitted_transaction_are_never_refused() -> None:
     broker = MemoryBroker()
     async with engine_on(broker, limits=limited(requests_per_second=0.01)) as engine:
@@ -313,7 +300,6 @@ async def test_later_records_of_an_admitted_transaction_are_never_refused() -> N
         assert await session.commit(ids[0], ("a", "b"), (2, 1)) is Outcome.COMMIT
 
 
-@on_a_loop
 async def test_bytes_in_flight_of_a_principal_are_shared_by_its_connections() -> None:
     limits = Limits(principal=PrincipalLimits(bytes_in_flight=100_000))
     async with engine_on(MemoryBroker(), limits=limits) as engine:
@@ -331,7 +317,6 @@ async def test_bytes_in_flight_of_a_principal_are_shared_by_its_connections() ->
         assert engine.quotas.usages[0].bytes_in_flight == 0
 
 
-@on_a_loop
 async def test_overload_refuses_who_asks_for_most_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue delay is set by the test; the loads are those of connections without access control."""
     adjust = Quotas.adjust
@@ -367,7 +352,6 @@ async def test_overload_refuses_who_asks_for_most_and_recovers(monkeypatch: pyte
         assert not engine.quotas.overloaded
 
 
-@on_a_loop
 async def test_session_with_few_transactions_in_flight_waits_under_overload(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks for far more than its share, one request after the other; who has more in flight is refused."""
     adjust, hold, holds = Quotas.adjust, SessionConnection.hold, dict[SessionConnection, float]()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from access_table import OF_SERVICE, GrpcAttempts, HttpAttempts, table, wrong_cells
 from access_world import POLICY, PRINCIPALS, accessed
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import connect
@@ -19,7 +19,6 @@ NAMES = {
 }
 
 
-@on_a_loop
 async def test_each_cell_of_the_policy_holds_over_grpc_and_http(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         async with service.connect("root") as client:

@@ -17,7 +17,7 @@ import pytest
 from access_world import POLICY
 from certificates import Authority, openssl
 from grpc.experimental.session_cache import ssl_session_cache_lru
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on
 
 from broker_io.errors import NotAuthorized, ServiceUnavailable, Unauthenticated, UntrustedService
 from broker_io.memory import MemoryBroker
@@ -82,7 +82,6 @@ async def tls_service(directory: Path) -> AsyncIterator[TlsService]:
             await server.stop()
 
 
-@on_a_loop
 async def test_certificate_names_the_principal(tmp_path: Path) -> None:
     async with tls_service(tmp_path) as service:
         await service.write(*service.authority.sign("writer"))
@@ -94,7 +93,6 @@ async def test_certificate_names_the_principal(tmp_path: Path) -> None:
             await service.write(*service.authority.sign("stranger"))
 
 
-@on_a_loop
 async def test_foreign_expired_and_missing_certificates_are_refused(tmp_path: Path) -> None:
     async with tls_service(tmp_path) as service:
         (other := tmp_path / "other").mkdir()
@@ -116,7 +114,6 @@ async def test_foreign_expired_and_missing_certificates_are_refused(tmp_path: Pa
         await service.write(certificate, key)
 
 
-@on_a_loop
 async def test_replaced_certificates_and_authorities_are_used_without_a_restart(tmp_path: Path) -> None:
     async with tls_service(tmp_path) as service:
         old = service.authority
@@ -138,7 +135,6 @@ async def test_replaced_certificates_and_authorities_are_used_without_a_restart(
         await service.write(*new.sign("writer"))
 
 
-@on_a_loop
 async def test_an_expired_certificate_opens_no_connection_by_a_resumed_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from service_process import kept_port
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on
 
 from broker_io import open_broker
 from broker_io.memory import MemoryBroker
@@ -45,7 +45,6 @@ async def two_logs(port: int) -> tuple[MemoryBroker, MemoryBroker]:
     return logs
 
 
-@on_a_loop
 async def test_a_client_does_nothing_in_another_log():
     port = kept_port()
     one, two = await two_logs(port)
@@ -71,7 +70,6 @@ async def test_a_client_does_nothing_in_another_log():
                 assert [record.value for record in await unread.read(timeout=60) or ()] == [b"one"]
 
 
-@on_a_loop
 async def test_a_client_that_opens_its_first_reader_late_does_not_read_another_log():
     port = kept_port()
     one, two = await two_logs(port)
@@ -84,7 +82,6 @@ async def test_a_client_that_opens_its_first_reader_late_does_not_read_another_l
                     await client.reader("a")
 
 
-@on_a_loop
 async def test_a_broker_handle_changes_nothing_in_another_log():
     port = kept_port()
     one, two = await two_logs(port)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from service_setup import on_a_loop
 
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.position import Position, Positions
@@ -33,7 +32,6 @@ class EntryReader:
         pass
 
 
-@on_a_loop
 async def test_a_read_that_begins_in_the_middle_of_an_entry_skips_what_comes_before_in_any_sizes() -> None:
     messages = Batch.of([Message(b"k%d" % number, b"v", {}) for number in range(6)])
     positions = Positions.of([Position(3, 0, number) for number in range(6)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from raw_session import transactional
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 
 from broker_io.testing.disk import SimulatedClock
 from txnbuffer.coordinator.messages import Begin, CoordinatorConfig
@@ -17,7 +17,6 @@ AN_HOUR = 3_600_000
 
 
 @pytest.mark.parametrize("jump", [-AN_HOUR, AN_HOUR], ids=["back", "ahead"])
-@on_a_loop
 async def test_a_timeout_does_not_depend_on_the_wall_clock(broker, quick, jump):
     clock = SimulatedClock()
     async with engine_on(broker, config=LONG, clock=clock) as engine:
@@ -34,7 +33,6 @@ async def test_a_timeout_does_not_depend_on_the_wall_clock(broker, quick, jump):
         assert isinstance(await session.commit(ids[0], ["a"], [1]), TransactionAborted)
 
 
-@on_a_loop
 async def test_a_new_owner_takes_the_wall_clock_as_it_finds_it(broker):
     clock = SimulatedClock()
     for jump in (0, AN_HOUR, -2 * AN_HOUR):

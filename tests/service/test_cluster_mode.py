@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from cluster_app import App, app_on, cluster_engine
 from raw_session import InProcess, RawSession, transactional
-from service_setup import QUICK, eventually, on_a_loop, visible
+from service_setup import QUICK, eventually, visible
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import Damaged, Fenced, ServiceUnavailable, TopicNotFound
@@ -45,7 +45,6 @@ async def ended(engine: Engine) -> BaseException:
         return await asyncio.shield(engine.ended)
 
 
-@on_a_loop
 async def test_what_commits_is_seen_everywhere_and_what_aborts_nowhere(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
@@ -60,7 +59,6 @@ async def test_what_commits_is_seen_everywhere_and_what_aborts_nowhere(cluster):
         assert followed(engine, "a").buffer.is_aborted(TxnId(0, gone))
 
 
-@on_a_loop
 async def test_a_commit_is_answered_when_its_decision_is_durable_whatever_becomes_of_its_marker(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
@@ -73,7 +71,6 @@ async def test_a_commit_is_answered_when_its_decision_is_durable_whatever_become
         await eventually(lambda: visible(cluster, "a") == {b"v": 1})
 
 
-@on_a_loop
 async def test_waiting_for_visibility_waits_for_the_readers(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
@@ -92,7 +89,6 @@ async def test_waiting_for_visibility_waits_for_the_readers(cluster):
         assert not followed(engine, "b").buffer.ongoing
 
 
-@on_a_loop
 async def test_records_sent_to_the_service_are_refused_with_one_clear_error(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -105,7 +101,6 @@ async def test_records_sent_to_the_service_are_refused_with_one_clear_error(clus
         assert "new" not in cluster.topics()
 
 
-@on_a_loop
 async def test_clients_get_the_message_limit_of_the_cluster():
     with MemoryBroker(max_message_bytes=5000) as cluster:
         async with cluster_engine(cluster) as (engine, _):
@@ -113,14 +108,12 @@ async def test_clients_get_the_message_limit_of_the_cluster():
             assert app.session.welcome.max_message_bytes == 5000
 
 
-@on_a_loop
 async def test_one_phase_is_refused_in_cluster_mode(cluster):
     with pytest.raises(InvalidConfiguration, match="one_phase"):
         await Engine.start(cluster, cluster_mode=True, config=CoordinatorConfig())
     assert cluster.topics() == []
 
 
-@on_a_loop
 async def test_a_marker_writer_that_dies_is_opened_again(cluster, quick):
     async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
@@ -136,7 +129,6 @@ async def test_a_marker_writer_that_dies_is_opened_again(cluster, quick):
         assert visible(cluster, "b") == {b"v": 3}
 
 
-@on_a_loop
 async def test_a_topic_with_a_foreign_exclusive_writer_is_named_and_awaited(cluster, quick):
     async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -151,7 +143,6 @@ async def test_a_topic_with_a_foreign_exclusive_writer_is_named_and_awaited(clus
         assert engine.topics.get("a").obstacle is None
 
 
-@on_a_loop
 async def test_a_reader_that_fails_for_a_while_is_reported_and_continues(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
@@ -165,7 +156,6 @@ async def test_a_reader_that_fails_for_a_while_is_reported_and_continues(cluster
         assert engine.topics.get("a").obstacle is None
 
 
-@on_a_loop
 async def test_a_reader_that_can_not_continue_stops_only_its_topic(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
@@ -182,7 +172,6 @@ async def test_a_reader_that_can_not_continue_stops_only_its_topic(cluster):
             await session.register("a")
 
 
-@on_a_loop
 async def test_a_client_that_dies_holds_readers_back_no_longer_than_its_time(cluster, quick):
     async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
@@ -197,7 +186,6 @@ async def test_a_client_that_dies_holds_readers_back_no_longer_than_its_time(clu
         assert visible(cluster, "a") == visible(cluster, "b") == {}
 
 
-@on_a_loop
 async def test_a_deleted_topic_stops_and_nothing_waits_for_it(cluster, quick):
     async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
@@ -216,7 +204,6 @@ async def test_a_deleted_topic_stops_and_nothing_waits_for_it(cluster, quick):
         assert "b" not in broker.topics()
 
 
-@on_a_loop
 async def test_records_of_an_id_that_nobody_leased_are_aborted(cluster, quick):
     async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -225,7 +212,6 @@ async def test_records_of_an_id_that_nobody_leased_are_aborted(cluster, quick):
 
 
 @pytest.mark.parametrize(("counted", "outcome"), [(2, Outcome.COMMIT), (3, TransactionAborted)])
-@on_a_loop
 async def test_record_counts_are_verified_on_request(cluster, counted, outcome):
     async with cluster_engine(cluster, config=CoordinatorConfig(one_phase=False, verify_counts=True)) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
@@ -236,7 +222,6 @@ async def test_record_counts_are_verified_on_request(cluster, counted, outcome):
         assert answer is outcome if outcome is Outcome.COMMIT else isinstance(answer, outcome)
 
 
-@on_a_loop
 async def test_a_count_waits_until_the_reader_has_read_the_records(cluster):
     async with cluster_engine(cluster, config=CoordinatorConfig(one_phase=False, verify_counts=True)) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -255,7 +240,6 @@ async def test_a_count_waits_until_the_reader_has_read_the_records(cluster):
         assert app.session.answers[1000] is Outcome.COMMIT
 
 
-@on_a_loop
 async def test_the_next_owner_continues_where_the_last_one_crashed(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
@@ -278,7 +262,6 @@ async def test_the_next_owner_continues_where_the_last_one_crashed(cluster):
         await eventually(lambda: visible(cluster, "a") == visible(cluster, "b") == {b"v": 3})
 
 
-@on_a_loop
 async def test_a_zombie_changes_nothing_that_readers_see(cluster):
     async with cluster_engine(cluster) as (zombie, its):
         app = await app_on(zombie, cluster, "a")
@@ -304,7 +287,6 @@ async def test_a_zombie_changes_nothing_that_readers_see(cluster):
             assert visible(cluster, "a") == {b"v": 2}
 
 
-@on_a_loop
 async def test_an_idle_zombie_learns_of_its_successor(cluster):
     async with cluster_engine(cluster) as (zombie, _), cluster_engine(cluster) as (engine, _):
         error = await ended(zombie)
@@ -314,7 +296,6 @@ async def test_an_idle_zombie_learns_of_its_successor(cluster):
         assert not engine.ended.done()
 
 
-@on_a_loop
 async def test_a_zombie_can_not_write_snapshots(cluster):
     async with cluster_engine(cluster) as (zombie, its):
         app = await app_on(zombie, cluster, "a")
@@ -329,7 +310,6 @@ async def test_a_zombie_can_not_write_snapshots(cluster):
             assert not engine.ended.done()
 
 
-@on_a_loop
 async def test_a_run_that_the_broker_wrote_twice_is_visible_once(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -344,7 +324,6 @@ async def test_a_run_that_the_broker_wrote_twice_is_visible_once(cluster):
         assert followed(engine, "a").buffer.counters.damaged == 0
 
 
-@on_a_loop
 async def test_snapshots_are_written_and_seqnos_continue_over_owners(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -365,7 +344,6 @@ async def test_snapshots_are_written_and_seqnos_continue_over_owners(cluster):
         await eventually(lambda: followed(engine, "a").numbered.next_seqno == 12)
 
 
-@on_a_loop
 async def test_an_error_in_sequencing_stops_one_topic_only(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
@@ -381,7 +359,6 @@ async def test_an_error_in_sequencing_stops_one_topic_only(cluster):
 
 
 @pytest.mark.parametrize("backlog", [False, True], ids=["held", "read again"])
-@on_a_loop
 async def test_sequencing_that_waits_for_a_slow_cluster_is_repeated(cluster, backlog, monkeypatch):
     monkeypatch.setattr(upkeep, "AFTER_FAILURE", 0.01)
     async with cluster_engine(cluster) as (engine, _):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from service_setup import engine_on, eventually, on_a_loop
+from service_setup import engine_on, eventually
 from streamed import Follower, Table, client_of, write
 
 from broker_io.compaction import CompactionRequest, CompactionState
@@ -86,7 +86,6 @@ async def world_in(directory: Path, **options: Any) -> AsyncIterator[World]:
             yield World(engine, broker, client)
 
 
-@on_a_loop
 async def test_a_stream_of_a_compacted_topic_is_complete_where_it_was_compacted(tmp_path):
     async with world_in(tmp_path) as world:
         for number in range(6):
@@ -103,7 +102,6 @@ async def test_a_stream_of_a_compacted_topic_is_complete_where_it_was_compacted(
         assert follower.rollbacks == []
 
 
-@on_a_loop
 async def test_compaction_stops_at_the_end_of_a_snapshot_that_a_stream_is_reading_from_the_log(tmp_path):
     async with world_in(tmp_path, streams=SMALL) as world:
         for _ in range(3):
@@ -130,7 +128,6 @@ async def test_compaction_stops_at_the_end_of_a_snapshot_that_a_stream_is_readin
         world.check(again)
 
 
-@on_a_loop
 @pytest.mark.parametrize("during", [True, False])
 async def test_a_stream_that_may_have_missed_a_purged_deletion_begins_again(tmp_path, during):
     """The compaction purges deletions while a read of the log is under way, before the service learns of it."""
@@ -168,7 +165,6 @@ async def test_a_stream_that_may_have_missed_a_purged_deletion_begins_again(tmp_
         assert (follower.rollbacks, ahead.rollbacks) == ([0], [])
 
 
-@on_a_loop
 async def test_a_read_that_is_under_way_learns_what_was_purged(tmp_path, monkeypatch):
     """The stream has some keys, and their deletions are purged before the rest is read."""
     async with world_in(tmp_path, streams=SMALL) as world:
@@ -189,7 +185,6 @@ async def test_a_read_that_is_under_way_learns_what_was_purged(tmp_path, monkeyp
         assert world.engine.streams._compacting == {}
 
 
-@on_a_loop
 async def test_a_stream_that_is_opened_during_a_compaction_ends_its_snapshots_after_it(tmp_path):
     async with world_in(tmp_path, streams=SMALL) as world:
         for _ in range(2):
@@ -208,7 +203,6 @@ async def test_a_stream_that_is_opened_during_a_compaction_ends_its_snapshots_af
         assert follower.rollbacks == []
 
 
-@on_a_loop
 async def test_what_was_read_before_a_purge_and_is_not_taken_is_read_again(tmp_path):
     async with world_in(tmp_path) as world:
         await world.write({f"k{number}": "1" for number in range(9)})
@@ -247,7 +241,6 @@ def test_what_may_be_compacted() -> None:
     assert [followed.numbered.last_in(ledger) for ledger in (0, 2, 3, 4, 5, 6)] == [0, 10, 10, 20, 20, 25]
 
 
-@on_a_loop
 async def test_many_emptied_records_are_read_in_several_answers(tmp_path, monkeypatch):
     async with world_in(tmp_path, streams=SMALL) as world:
         for _ in range(4):
@@ -271,7 +264,6 @@ async def test_many_emptied_records_are_read_in_several_answers(tmp_path, monkey
         assert all(emptied <= 64 + wanted // 32 for _, emptied, wanted in sizes)
 
 
-@on_a_loop
 @pytest.mark.parametrize("seed", range(6))
 async def test_streams_of_a_topic_that_is_compacted_again_and_again(tmp_path, seed):
     chance = random.Random(seed)

@@ -18,7 +18,7 @@ from certificates import Authority
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http_answers import ask
 from raw_session import OverGrpc, RawSession
-from service_setup import engine_on, eventually, listening, on_a_loop
+from service_setup import engine_on, eventually, listening
 
 from bench.floods import GOAWAY, HELLO, PING, TALK, WATCH, call, frame
 from broker_io.environment import current
@@ -85,7 +85,6 @@ async def is_served(server: HttpServer) -> None:
     assert (await asyncio.to_thread(ask, server.port, "/health")).status == 200
 
 
-@on_a_loop
 async def test_the_http_port_refuses_connections_above_its_limits() -> None:
     async with over_http(PortLimits(6, 4)) as server:
         with idle(server.port, 9, ELSEWHERE) as others:
@@ -107,7 +106,6 @@ def _can_connect(port: int) -> bool:
             return False
 
 
-@on_a_loop
 async def test_an_http_request_that_does_not_end_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.3)
     whole, part = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /health HT"
@@ -127,7 +125,6 @@ async def test_an_http_request_that_does_not_end_ends_its_connection(monkeypatch
             assert await asyncio.to_thread(ends, requests, rest)
 
 
-@on_a_loop
 async def test_a_tls_handshake_that_does_not_begin_ends_the_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +137,6 @@ async def test_a_tls_handshake_that_does_not_begin_ends_the_connection(
                 await eventually(lambda connections=connections: left(connections) == 0)
 
 
-@on_a_loop
 async def test_the_grpc_port_refuses_connections_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "HANDSHAKE_SECONDS", 600.0)
     monkeypatch.setattr(grpc_server, "PING_SECONDS", 600.0)
@@ -156,7 +152,6 @@ async def test_the_grpc_port_refuses_connections_above_its_limit(monkeypatch: py
             await each.link.cut()
 
 
-@on_a_loop
 async def test_the_grpc_port_ends_connections_of_an_address_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_limits, "WATCH", 0.05)
     async with served(PortLimits(100, 4)) as server:
@@ -170,7 +165,6 @@ async def test_the_grpc_port_ends_connections_of_an_address_above_its_limit(monk
         await session.link.cut()
 
 
-@on_a_loop
 async def test_a_grpc_connection_without_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "IDLE_SECONDS", 0.3)
     async with served() as server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -188,7 +182,6 @@ def frames(connection: socket.socket) -> Iterator[tuple[int, int, bytes]]:
             yield head[3], struct.unpack(">I", head[5:])[0], file.read(int.from_bytes(head[:3]))
 
 
-@on_a_loop
 async def test_calls_of_one_connection_are_limited() -> None:
     def streams() -> int:
         with socket.create_connection(("127.0.0.1", server.port), 30) as connection:
@@ -201,7 +194,6 @@ async def test_calls_of_one_connection_are_limited() -> None:
         assert await asyncio.to_thread(streams) == grpc_server.CALLS_OF_CONNECTION
 
 
-@on_a_loop
 async def test_calls_that_are_reset_are_no_work_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = 0
     monkeypatch.setattr(grpc_server, "CALLS_OF_CONNECTION", 10)
@@ -225,7 +217,6 @@ async def test_calls_that_are_reset_are_no_work_above_the_limit(monkeypatch: pyt
         assert begun < 1000
 
 
-@on_a_loop
 async def test_many_pings_end_the_connection() -> None:
     def goodbye() -> bytes:
         with socket.create_connection(("127.0.0.1", server.port), 30) as connection:
@@ -236,7 +227,6 @@ async def test_many_pings_end_the_connection() -> None:
         assert b"too_many_pings" in await asyncio.to_thread(goodbye)
 
 
-@on_a_loop
 async def test_open_health_calls_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CALLS_OF_ADDRESS", 5)
     async with served() as server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -262,7 +252,6 @@ async def test_open_health_calls_are_limited(monkeypatch: pytest.MonkeyPatch) ->
         assert missing.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-@on_a_loop
 async def test_health_calls_without_a_request_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "REQUEST_SECONDS", 0.2)
     async with served() as server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

@@ -7,7 +7,7 @@ from typing import Any
 
 from log_history import content_of, open_log
 from raw_session import RawSession, transactional
-from service_setup import engine_on, on_a_loop, session_on, visible
+from service_setup import engine_on, session_on, visible
 
 from broker_io.filelog.log.broker import FileBroker
 from broker_io.filelog.log.layout import journal_path
@@ -88,7 +88,6 @@ async def two_units(disk: SimulatedDisk) -> tuple[str, int, bytes, SimulatedDisk
         return path, start, disk.content(path), disk.crash(Unsynced.LOST)
 
 
-@on_a_loop
 async def test_a_journal_cut_at_every_byte_of_a_unit_has_all_of_it_or_nothing() -> None:
     path, start, content, ended = await two_units(SimulatedDisk())
     samples = {start, start + 1, (start + len(content)) // 2, len(content) - 1, len(content)}

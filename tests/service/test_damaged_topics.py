@@ -9,7 +9,7 @@ import pytest
 from http_answers import get
 from raw_session import transactional
 from service_process import STARTING, ServiceProcess
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 
 from broker_io.errors import Damaged
 from broker_io.filelog.log import FileBroker
@@ -70,7 +70,6 @@ def figures(engine: Engine) -> dict[str, float]:
 
 @pytest.mark.parametrize("at", [0.0, 0.5, 0.99])
 @pytest.mark.parametrize("which", [0, -1], ids=["sealed", "newest"])
-@on_a_loop
 async def test_a_damaged_topic_stops_and_the_others_continue(tmp_path, which, at):
     await write_log(tmp_path)
     flip(segments(tmp_path, "a")[which], at)
@@ -96,7 +95,6 @@ async def test_a_damaged_topic_stops_and_the_others_continue(tmp_path, which, at
 
 
 @pytest.mark.parametrize("topics", [("a",), ("a", "b")], ids="-".join)
-@on_a_loop
 async def test_what_is_open_when_a_topic_turns_out_to_be_damaged_is_refused(tmp_path, topics):
     await write_log(tmp_path)
     with own(tmp_path) as broker:
@@ -116,7 +114,6 @@ def damaged_once_running(engine: Engine) -> bool:
 
 
 @pytest.mark.parametrize("finder", ["reader", "query", "scrub", "compaction", "backup"])
-@on_a_loop
 async def test_damage_stops_the_topic_at_once_whatever_finds_it(tmp_path, finder):
     await write_log(tmp_path)
     with own(tmp_path) as broker:
@@ -149,7 +146,6 @@ async def test_damage_stops_the_topic_at_once_whatever_finds_it(tmp_path, finder
             await write(session, ids[0], "b")
 
 
-@on_a_loop
 async def test_a_topic_whose_file_was_repaired_continues(tmp_path):
     await write_log(tmp_path)
     with own(tmp_path) as broker:
@@ -174,7 +170,6 @@ async def test_a_topic_whose_file_was_repaired_continues(tmp_path):
             assert len(visible(broker, "a")) == ROUNDS + 1
 
 
-@on_a_loop
 async def test_a_topic_whose_damaged_ledger_is_trimmed_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(upkeep, "LOOK", 0.01)
     await write_log(tmp_path)
@@ -189,7 +184,6 @@ async def test_a_topic_whose_damaged_ledger_is_trimmed_continues(tmp_path, monke
             assert engine.topics.get("a").problem is None
 
 
-@on_a_loop
 async def test_a_damaged_index_is_rebuilt(tmp_path):
     await write_log(tmp_path)
     indexes = [path for path in (tmp_path / "topics").rglob("*") if path.is_file() and path.suffix != ".log"]
@@ -205,7 +199,6 @@ async def test_a_damaged_index_is_rebuilt(tmp_path):
 
 @pytest.mark.parametrize("at", [0.0, 0.5, 0.99])
 @pytest.mark.parametrize("topic", [DECISIONS, SNAPSHOT_TOPIC])
-@on_a_loop
 async def test_nothing_is_served_without_what_the_service_needs(tmp_path, topic, at):
     await write_log(tmp_path)
     flip(segments(tmp_path, topic)[0], at)
@@ -213,7 +206,6 @@ async def test_nothing_is_served_without_what_the_service_needs(tmp_path, topic,
         await Engine.start(broker)
 
 
-@on_a_loop
 async def test_the_process_names_what_is_damaged(tmp_path):
     await write_log(tmp_path)
     flip(segments(tmp_path, "a")[0], 0.5)
@@ -225,7 +217,6 @@ async def test_the_process_names_what_is_damaged(tmp_path):
         assert (status, json.loads(text)["damaged"]) == (200, ["a"])
 
 
-@on_a_loop
 async def test_the_process_ends_with_one_sentence_where_the_decision_log_is_damaged(tmp_path):
     await write_log(tmp_path)
     flip(segments(tmp_path, DECISIONS)[0], 0.5)

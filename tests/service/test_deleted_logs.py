@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from cluster_app import App, app_on, cluster_engine
-from service_setup import engine_on, eventually, on_a_loop, visible
+from service_setup import engine_on, eventually, visible
 
 from broker_io.batch import Batch
 from broker_io.errors import ClusterRefused, ServiceUnavailable, TopicNotFound
@@ -58,7 +58,6 @@ def delete_all(cluster: MemoryBroker) -> None:
         cluster.delete_topic(topic)
 
 
-@on_a_loop
 async def test_a_service_whose_log_is_deleted_ends_though_it_writes_nothing(cluster):
     async with cluster_engine(cluster) as (engine, _):
         delete_all(cluster)
@@ -67,14 +66,12 @@ async def test_a_service_whose_log_is_deleted_ends_though_it_writes_nothing(clus
         assert (error.exit_code, TOPIC in str(error)) == (3, True)
 
 
-@on_a_loop
 async def test_it_ends_though_its_reader_waits_for_what_never_comes(cluster, monkeypatch):
     async with cluster_engine(cluster) as (engine, broker):
         monkeypatch.setattr(broker, "incarnation", lambda _: "another one")
         assert isinstance(await engine.ended, LogDeleted)
 
 
-@on_a_loop
 async def test_one_that_decides_meanwhile_says_the_same(cluster, monkeypatch):
     monkeypatch.setattr(beside_module, "CHECK_INTERVAL", 60.0)
     async with cluster_engine(cluster) as (engine, _):
@@ -89,7 +86,6 @@ async def test_one_that_decides_meanwhile_says_the_same(cluster, monkeypatch):
         deciding.cancel()
 
 
-@on_a_loop
 async def test_a_log_that_is_missed_for_a_moment_ends_nothing(cluster, monkeypatch):
     async with cluster_engine(cluster) as (engine, broker):
         asked, told = 0, broker.incarnation
@@ -113,7 +109,6 @@ async def test_a_log_that_is_missed_for_a_moment_ends_nothing(cluster, monkeypat
         assert await app.commit(txn, "orders") is Outcome.COMMIT
 
 
-@on_a_loop
 async def test_a_standby_whose_log_is_deleted_ends(cluster):
     async with cluster_engine(cluster):
         standby = Standby(cluster.connect())
@@ -130,7 +125,6 @@ def test_which_errors_of_a_cluster_mean_a_deleted_log():
     assert not isinstance(as_log_deleted(ClusterRefused("…", 409, "Conflict")), LogDeleted)
 
 
-@on_a_loop
 async def test_ids_of_a_recreated_namespace_were_in_no_older_one(monkeypatch):
     """Records still being written to a topic of the old namespace belong to no transaction of the new one."""
     now = int(time.time())
@@ -153,7 +147,6 @@ async def test_ids_of_a_recreated_namespace_were_in_no_older_one(monkeypatch):
             await eventually(lambda: visible(cluster, "orders") == {b"of the newer one": 1})
 
 
-@on_a_loop
 async def test_a_log_with_entries_of_an_older_service_is_refused_until_it_is_reset():
     """Records with its ids may still be written to any topic."""
     with Guarded() as cluster:

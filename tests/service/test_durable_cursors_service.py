@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on
 from streamed import Follower, client_of, write
 
 from broker_io.memory import MemoryBroker
@@ -41,7 +41,6 @@ async def seqnos(client: Client) -> list[int]:
     return reader.seqnos
 
 
-@on_a_loop
 async def test_ledgers_after_a_cursor_are_kept() -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -66,7 +65,6 @@ async def test_ledgers_after_a_cursor_are_kept() -> None:
         assert (await seqnos(client))[0] > 4
 
 
-@on_a_loop
 async def test_a_cursor_outlives_a_crash_and_a_removed_one_does_not() -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -95,7 +93,6 @@ async def test_a_cursor_outlives_a_crash_and_a_removed_one_does_not() -> None:
         assert oldest["seqno"] == (await seqnos(client))[0] - 1
 
 
-@on_a_loop
 async def test_a_cursor_that_keeps_too_much_is_dropped_alone() -> None:
     broker = MemoryBroker()
     async with (
@@ -114,7 +111,6 @@ async def test_a_cursor_that_keeps_too_much_is_dropped_alone() -> None:
             await ask(engine, "AdvanceCursor", topic="t", cursor="slow", at=5)
 
 
-@on_a_loop
 async def test_bounds_and_bad_questions() -> None:
     broker = MemoryBroker()
     async with engine_on(broker, streams=StreamsConfig(max_cursors=2)) as engine, client_of(engine, broker) as client:

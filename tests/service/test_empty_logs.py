@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 from cluster_app import app_on, cluster_engine
-from service_setup import engine_on, eventually, on_a_loop, visible
+from service_setup import engine_on, eventually, visible
 
 from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
@@ -77,7 +77,6 @@ def stored_states(broker: MemoryBroker, topic: str) -> list[TopicState]:
     return [read_snapshot(topic, entries).state for entries in [scan(broker, only=topic).topics[topic]]]
 
 
-@on_a_loop
 async def test_a_topic_that_is_registered_is_never_empty(cluster):
     async with cluster_engine(cluster) as (engine, _):
         await app_on(engine, cluster, "a")
@@ -94,7 +93,6 @@ async def test_a_topic_that_is_registered_is_never_empty(cluster):
         assert len(epoch_markers(cluster, "a")) == 2  # the second one ends the transaction
 
 
-@on_a_loop
 async def test_what_was_registered_without_a_message_gets_one_when_a_service_starts(cluster):
     with LogOwner(cluster.connect()) as manager:
         manager.recover()
@@ -107,7 +105,6 @@ async def test_what_was_registered_without_a_message_gets_one_when_a_service_sta
         assert engine.topics.get("a").problem is None
 
 
-@on_a_loop
 async def test_a_ledger_that_is_replaced_before_a_service_starts_is_no_loss(cluster):
     with LogOwner(cluster.connect()) as manager:
         manager.recover()
@@ -119,7 +116,6 @@ async def test_a_ledger_that_is_replaced_before_a_service_starts_is_no_loss(clus
         assert len(epoch_markers(cluster, "a")) == 1
 
 
-@on_a_loop
 async def test_a_snapshot_that_applied_nothing_of_a_log_with_records_stays_unusable(cluster):
     with LogOwner(cluster.connect()) as manager:
         manager.recover()
@@ -144,7 +140,6 @@ def test_others_than_the_owner_do_not_miss_messages_of_a_ledger_that_was_replace
         load(cluster, "a")
 
 
-@on_a_loop
 async def test_a_ledger_that_is_replaced_during_the_registration_is_no_loss(cluster, monkeypatch):
     async with cluster_engine(cluster) as (engine, _):
         with monkeypatch.context() as context:
@@ -159,7 +154,6 @@ async def test_a_ledger_that_is_replaced_during_the_registration_is_no_loss(clus
         await eventually(lambda: visible(cluster, "a") == {b"v": 1})
 
 
-@on_a_loop
 @pytest.mark.parametrize("replaced", [False, True])
 async def test_a_service_that_ends_between_the_epoch_marker_and_the_first_snapshot_harms_no_topic(
     cluster, monkeypatch, replaced
@@ -192,7 +186,6 @@ async def test_a_service_that_ends_between_the_epoch_marker_and_the_first_snapsh
         await eventually(lambda: visible(cluster, "a") == {b"first": 1, b"v": 1})
 
 
-@on_a_loop
 async def test_a_reader_may_see_the_epoch_marker_before_the_first_snapshot(cluster, monkeypatch):
     cluster.create_topic("a")
     write, seen = SnapshotManager.write, list[int]()
@@ -216,7 +209,6 @@ async def test_a_reader_may_see_the_epoch_marker_before_the_first_snapshot(clust
             assert seen == [1]
 
 
-@on_a_loop
 async def test_a_topic_is_not_registered_before_its_epoch_marker_is_durable(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         broker.faults.fail_append(AppendUnknown("who knows"), topic="a")
@@ -228,7 +220,6 @@ async def test_a_topic_is_not_registered_before_its_epoch_marker_is_durable(clus
         assert len(epoch_markers(cluster, "a")) == 1
 
 
-@on_a_loop
 async def test_a_recovered_topic_is_not_registered_before_its_epoch_marker_is_durable(cluster):
     with LogOwner(cluster.connect()) as manager:
         manager.recover()
@@ -244,7 +235,6 @@ async def test_a_recovered_topic_is_not_registered_before_its_epoch_marker_is_du
             assert len(epoch_markers(cluster, "a")) == 1
 
 
-@on_a_loop
 @pytest.mark.parametrize("trimmed", [False, True])
 async def test_a_topic_that_could_not_be_reached_has_lost_what_was_trimmed(cluster, monkeypatch, trimmed):
     with LogOwner(cluster.connect()) as manager:
@@ -267,7 +257,6 @@ async def test_a_topic_that_could_not_be_reached_has_lost_what_was_trimmed(clust
             assert len(epoch_markers(cluster, "a")) == (0 if trimmed else 1)
 
 
-@on_a_loop
 async def test_a_log_that_lasts_gets_none():
     with MemoryBroker() as embedded:
         async with cluster_engine(embedded) as (engine, _):
@@ -275,7 +264,6 @@ async def test_a_log_that_lasts_gets_none():
             assert messages(embedded, "a") == []
 
 
-@on_a_loop
 async def test_a_log_that_has_a_message_gets_none(cluster):
     cluster.create_topic("a")
     with cluster.writer("a") as writer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from raw_session import InProcess, RawSession, transactional
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 
 from broker_io.batch import Batch, Blobs, Labels, Message
 from broker_io.errors import InvalidTopicName, MessageTooLarge, TopicNotFound
@@ -27,7 +27,6 @@ def plain(*values: bytes) -> Batch:
     return Batch.of([Message(None, value) for value in values])
 
 
-@on_a_loop
 async def test_what_commits_is_seen_everywhere_and_what_aborts_nowhere(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a", "b")
@@ -49,7 +48,6 @@ async def test_what_commits_is_seen_everywhere_and_what_aborts_nowhere(broker):
         assert again is Outcome.ABORT
 
 
-@on_a_loop
 async def test_plain_records_need_no_registration_and_make_their_topic(broker):
     async with engine_on(broker) as engine:
         session = RawSession(InProcess(engine))
@@ -62,7 +60,6 @@ async def test_plain_records_need_no_registration_and_make_their_topic(broker):
     assert visible(broker, "new") == {b"1": 1, b"2": 1, b"3": 1, b"v": 1}
 
 
-@on_a_loop
 async def test_a_commit_whose_count_differs_aborts(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -73,7 +70,6 @@ async def test_a_commit_whose_count_differs_aborts(broker):
     assert visible(broker, "a") == {}
 
 
-@on_a_loop
 async def test_a_commit_that_overtakes_its_records_waits_for_them(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a", "b")
@@ -85,7 +81,6 @@ async def test_a_commit_that_overtakes_its_records_waits_for_them(broker):
     assert visible(broker, "a") == {b"v": 60}
 
 
-@on_a_loop
 async def test_records_that_came_before_are_left_out_and_a_gap_is_refused(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -104,7 +99,6 @@ async def test_records_that_came_before_are_left_out_and_a_gap_is_refused(broker
     assert visible(broker, "a") == {b"1": 3, b"2": 1}
 
 
-@on_a_loop
 async def test_foreign_transactions_are_refused_and_the_rest_of_the_send_continues(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -148,7 +142,6 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("batch", "message"), MALFORMED)
-@on_a_loop
 async def test_an_invalid_send_is_one_clear_error(batch, message):
     async with engine_on(MemoryBroker()) as engine:
         session, ids = await session_on(engine, "a")
@@ -159,7 +152,6 @@ async def test_an_invalid_send_is_one_clear_error(batch, message):
         assert len(engine.topics.get("a").followed.buffer.ongoing) == 1
 
 
-@on_a_loop
 async def test_too_large_a_message_is_refused_and_the_others_continue(broker):
     async with engine_on(broker, limits=Limits(max_message_bytes=5000)) as engine:
         session, ids = await session_on(engine, "a")
@@ -171,7 +163,6 @@ async def test_too_large_a_message_is_refused_and_the_others_continue(broker):
         assert broker.last_position("a") is not None
 
 
-@on_a_loop
 async def test_invalid_topics(broker):
     async with engine_on(broker, limits=Limits(create_topics=False)) as engine:
         session = RawSession(InProcess(engine))
@@ -193,7 +184,6 @@ async def test_invalid_topics(broker):
         assert isinstance(failure.error, UnregisteredTopic)
 
 
-@on_a_loop
 async def test_limits_of_open_transactions_are_one_clear_error():
     async with engine_on(MemoryBroker(), config=CoordinatorConfig(max_open_session=10, max_open=15)) as engine:
         session, _ = await session_on(engine, ids=10)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from raw_session import InProcess, RawSession, transactional
-from service_setup import QUICK, engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import QUICK, engine_on, eventually, session_on, visible
 
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
@@ -32,7 +32,6 @@ def plain(*values: bytes) -> Batch:
     return Batch.of([Message(None, value) for value in values])
 
 
-@on_a_loop
 async def test_a_hung_client_holds_readers_back_no_longer_than_its_time(broker, quick):
     clock = SimulatedClock()
     async with engine_on(broker, config=CoordinatorConfig(transaction_timeout=100.0), clock=clock) as engine:
@@ -48,7 +47,6 @@ async def test_a_hung_client_holds_readers_back_no_longer_than_its_time(broker, 
         assert isinstance(await hung.commit(theirs[0], ["a"], [1]), TransactionAborted)
 
 
-@on_a_loop
 async def test_begin_gives_a_transaction_its_own_time(broker, quick):
     clock = SimulatedClock()
     async with engine_on(broker, config=QUICK, clock=clock) as engine:
@@ -62,7 +60,6 @@ async def test_begin_gives_a_transaction_its_own_time(broker, quick):
         assert isinstance(session.answers[1001], InvalidRequest)
 
 
-@on_a_loop
 async def test_a_client_that_comes_back_continues_with_what_it_names(broker, quick):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -81,7 +78,6 @@ async def test_a_client_that_comes_back_continues_with_what_it_names(broker, qui
         await eventually(lambda: visible(broker, "a") == {b"v": 1, b"on": 1})
 
 
-@on_a_loop
 async def test_the_session_of_a_client_that_does_not_reconnect_ends(broker, quick):
     async with engine_on(broker, config=CoordinatorConfig(session_timeout=0.1, transaction_timeout=900.0)) as engine:
         session, ids = await session_on(engine, "a")
@@ -91,7 +87,6 @@ async def test_the_session_of_a_client_that_does_not_reconnect_ends(broker, quic
         assert engine.topics.get("a").followed.buffer.is_aborted(TxnId(0, ids[0]))
 
 
-@on_a_loop
 async def test_another_connection_of_a_session_ends_the_older_one(broker):
     async with engine_on(broker) as engine:
         session, _ = await session_on(engine, "a")
@@ -103,7 +98,6 @@ async def test_another_connection_of_a_session_ends_the_older_one(broker):
         assert len(await again.lease(5)) == 5
 
 
-@on_a_loop
 async def test_a_session_is_resumed_in_the_turn_that_answers_its_older_connection(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -114,7 +108,6 @@ async def test_a_session_is_resumed_in_the_turn_that_answers_its_older_connectio
         assert welcome.session == session.session
 
 
-@on_a_loop
 async def test_a_new_owner_takes_over_what_the_last_one_left(tmp_path):
     address = f"file:{tmp_path}"
     with open_broker(address) as broker:
@@ -145,7 +138,6 @@ async def test_a_new_owner_takes_over_what_the_last_one_left(tmp_path):
             assert await fresh.write(("a", transactional(new[:1]))) == []
 
 
-@on_a_loop
 async def test_named_producers_and_groups(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -168,7 +160,6 @@ async def test_named_producers_and_groups(broker):
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "\udc80", "x" * 401, "ü" * 201])
-@on_a_loop
 async def test_an_invalid_name_is_refused_and_the_session_continues(name):
     async with engine_on(MemoryBroker()) as engine:
         session, _ = await session_on(engine, "a")
@@ -189,7 +180,6 @@ async def test_an_invalid_name_is_refused_and_the_session_continues(name):
         (ClientFrame(hello=SessionHello("x" * 101)), "use the id that the service assigned"),
     ],
 )
-@on_a_loop
 async def test_a_connection_that_begins_wrongly_ends_with_one_clear_error(frame, message):
     async with engine_on(MemoryBroker()) as engine:
         session = RawSession(InProcess(engine))
@@ -200,7 +190,6 @@ async def test_a_connection_that_begins_wrongly_ends_with_one_clear_error(frame,
         await session_on(engine, "a")
 
 
-@on_a_loop
 async def test_hello_twice_ends_the_connection():
     async with engine_on(MemoryBroker()) as engine:
         session, _ = await session_on(engine)
@@ -210,7 +199,6 @@ async def test_hello_twice_ends_the_connection():
         assert "hello was sent twice" in str(session.goodbye)
 
 
-@on_a_loop
 async def test_draining_lets_what_is_open_end(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -231,7 +219,6 @@ async def test_draining_lets_what_is_open_end(broker):
     assert isinstance(session.goodbye, CoordinatorStopped)
 
 
-@on_a_loop
 async def test_a_client_that_says_bye_leaves_nothing_open(broker, quick):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -244,7 +231,6 @@ async def test_a_client_that_says_bye_leaves_nothing_open(broker, quick):
         assert list(engine.coordinator.sessions()) == []
 
 
-@on_a_loop
 async def test_a_log_that_failed_ends_everything_and_nothing_unsure_is_answered(monkeypatch):
     broker = MemoryBroker()
     engine = await engine_module.Engine.start(broker)
@@ -258,7 +244,6 @@ async def test_a_log_that_failed_ends_everything_and_nothing_unsure_is_answered(
     await engine.stop()
 
 
-@on_a_loop
 async def test_a_nearly_full_disk_delays_decisions(monkeypatch):
     monkeypatch.setattr(appends, "PAUSE", 0.02)
     broker = MemoryBroker()

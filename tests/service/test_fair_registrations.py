@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from raw_session import RawSession
-from service_setup import engine_on, eventually, on_a_loop, session_on
+from service_setup import engine_on, eventually, session_on
 
 from broker_io.batch import Batch, Blobs
 from broker_io.memory.broker import MemoryBroker
@@ -25,21 +25,16 @@ async def ask_for_many(engine: Engine) -> RawSession:
 
 
 @pytest.mark.parametrize("cluster_mode", [False, True])
-def test_a_single_registration_does_not_wait_for_those_of_another_client(cluster_mode: bool) -> None:
-    @on_a_loop
-    async def test() -> None:
-        async with engine_on(MemoryBroker(), cluster_mode=cluster_mode) as engine:
-            other, _ = await session_on(engine)
-            many = await ask_for_many(engine)
-            await other.register("single")
-            registered = sum(name.startswith("many-") for name in engine.coordinator.topics())
-            assert registered <= BEFORE
-            await many.until(lambda: len(many.answers) == MANY)
-
-    test()
+async def test_a_single_registration_does_not_wait_for_those_of_another_client(cluster_mode: bool) -> None:
+    async with engine_on(MemoryBroker(), cluster_mode=cluster_mode) as engine:
+        other, _ = await session_on(engine)
+        many = await ask_for_many(engine)
+        await other.register("single")
+        registered = sum(name.startswith("many-") for name in engine.coordinator.topics())
+        assert registered <= BEFORE
+        await many.until(lambda: len(many.answers) == MANY)
 
 
-@on_a_loop
 async def test_a_plain_send_does_not_wait_for_the_topics_of_another_client() -> None:
     async with engine_on(MemoryBroker()) as engine:
         other, _ = await session_on(engine)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from access_world import accessed
 from raw_session import InProcess, OverGrpc, RawSession
-from service_setup import engine_on, listening, on_a_loop
+from service_setup import engine_on, listening
 
 from broker_io.memory import MemoryBroker
 from broker_io.rpc.channel import VERSION_METADATA
@@ -49,7 +49,6 @@ def count_rows(engine: Engine) -> list[list[tuple[SessionConnection, int]]]:
     return turns
 
 
-@on_a_loop
 async def test_rows_of_a_turn_are_bounded_and_shared() -> None:
     async with engine_on(MemoryBroker()) as engine:
         greedy, other = RawSession(InProcess(engine)), RawSession(InProcess(engine))
@@ -65,7 +64,6 @@ async def test_rows_of_a_turn_are_bounded_and_shared() -> None:
         assert [rows for connection, rows in turns[0][:2] if connection is other.link.connection] == [1]
 
 
-@on_a_loop
 async def test_a_connection_is_not_read_while_its_rows_wait() -> None:
     async with engine_on(MemoryBroker()) as engine:
         session = RawSession(InProcess(engine))
@@ -82,7 +80,6 @@ async def test_a_connection_is_not_read_while_its_rows_wait() -> None:
         assert session.link.connection.waiting_rows <= WAITING_ROWS
 
 
-@on_a_loop
 async def test_a_client_is_read_less_for_what_it_should_not_have_asked() -> None:
     async with engine_on(MemoryBroker()) as engine:
         session = RawSession(InProcess(engine))
@@ -104,7 +101,6 @@ async def test_a_client_is_read_less_for_what_it_should_not_have_asked() -> None
         )
 
 
-@on_a_loop
 async def test_a_large_frame_over_grpc_is_handled_in_parts_and_answered_whole() -> None:
     async with engine_on(MemoryBroker()) as engine, listening(engine, max_clients=10) as server:
         session = RawSession(OverGrpc(server.port))
@@ -136,7 +132,6 @@ def test_parts_of_a_frame_have_its_rows_in_order_and_decode_when_asked() -> None
     assert together == [(name, row) for name, row, _ in frame.split()]
 
 
-@on_a_loop
 async def test_a_new_session_names_no_open_transactions_and_no_session_too_many() -> None:
     async with engine_on(MemoryBroker()) as engine:
         session = RawSession(InProcess(engine))
@@ -148,7 +143,6 @@ async def test_a_new_session_names_no_open_transactions_and_no_session_too_many(
             await session.hello("0" * 32, [TxnId(0, 1)] * (MOST_OPEN_SESSION + 1))
 
 
-@on_a_loop
 async def test_many_leases_at_once_end_the_connection() -> None:
     async with engine_on(MemoryBroker()) as engine:
         session = RawSession(InProcess(engine))
@@ -158,7 +152,6 @@ async def test_many_leases_at_once_end_the_connection() -> None:
             await session.until(lambda: session.answers)
 
 
-@on_a_loop
 async def test_who_may_neither_write_nor_join_a_group_leases_no_ids(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         answers = {}
@@ -173,7 +166,6 @@ async def test_who_may_neither_write_nor_join_a_group_leases_no_ids(tmp_path: Pa
         assert engine.coordinator.outstanding_of.total() == 16
 
 
-@on_a_loop
 async def test_a_connection_that_comes_while_the_engine_stops_ends() -> None:
     """It would wait for its welcome for as long as its client waits for a service."""
     engine = await Engine.start(MemoryBroker())

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from raw_session import InProcess, RawSession, transactional
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 
 from broker_io import open_broker
 from broker_io.memory import MemoryBroker
@@ -56,7 +56,6 @@ async def image_of_a_killed_process(directory: Path) -> str:
     return f"file:{directory / 'image'}"
 
 
-@on_a_loop
 async def test_a_new_process_sees_at_once_what_it_commits_after_a_kill(tmp_path: Path) -> None:
     address = await image_of_a_killed_process(tmp_path)
     async with connect(address) as client:
@@ -66,7 +65,6 @@ async def test_a_new_process_sees_at_once_what_it_commits_after_a_kill(tmp_path:
             assert visible(broker, "a") == {b"first": 1, b"v": 1}
 
 
-@on_a_loop
 async def test_a_process_that_only_opens_the_log_ends_what_a_killed_one_left_open(tmp_path: Path) -> None:
     address = await image_of_a_killed_process(tmp_path)
     with open_broker(address, read_only=True) as broker:
@@ -78,7 +76,6 @@ async def test_a_process_that_only_opens_the_log_ends_what_a_killed_one_left_ope
         assert (stored(broker, "b", "read_committed"), undecided(broker, "b")) == (1, 0)
 
 
-@on_a_loop
 async def test_a_service_ends_what_a_killed_client_of_the_embedded_log_left_open(tmp_path: Path) -> None:
     address = await image_of_a_killed_process(tmp_path)
     with open_broker(address) as broker:
@@ -86,7 +83,6 @@ async def test_a_service_ends_what_a_killed_client_of_the_embedded_log_left_open
             await eventually(lambda: (stored(broker, "a", "read_committed"), undecided(broker, "a")) == (1, 0))
 
 
-@on_a_loop
 async def test_the_client_of_a_service_keeps_its_transaction_over_a_restart() -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine:
@@ -100,7 +96,6 @@ async def test_the_client_of_a_service_keeps_its_transaction_over_a_restart() ->
     assert visible(broker, "a") == {b"v": 1}
 
 
-@on_a_loop
 async def test_a_stopping_owner_ends_the_transactions_of_its_own_process() -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine:
@@ -112,7 +107,6 @@ async def test_a_stopping_owner_ends_the_transactions_of_its_own_process() -> No
     assert undecided(broker, "b") > 0, "the other client may come back"
 
 
-@on_a_loop
 async def test_a_local_client_keeps_its_transaction_when_its_connection_is_replaced() -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine:

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http_answers import get
 from raw_session import OverGrpc, RawSession, transactional
-from service_setup import engine_on, eventually, on_a_loop, visible
+from service_setup import engine_on, eventually, visible
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import EnvironmentFault, InvalidAddress, VersionMismatch
@@ -52,7 +52,6 @@ async def session_at(server, *topics, ids=10):
     return session, await session.lease(ids)
 
 
-@on_a_loop
 async def test_a_session_over_a_socket():
     broker = MemoryBroker()
     async with served(broker) as (_, server):
@@ -68,7 +67,6 @@ async def test_a_session_over_a_socket():
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x00" * 100, b"GET / HTTP/1.1\r\n\r\n"])
-@on_a_loop
 async def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(data):
     async with served() as (_, server):
         other, ids = await session_at(server, "a")
@@ -93,7 +91,6 @@ async def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(data)
         (((VERSION_KEY, str(VERSION + 1)),), "upgrade the service"),
     ],
 )
-@on_a_loop
 async def test_a_client_of_another_version_gets_a_status_that_says_so(metadata, upgrade):
     async with served() as (_, server):
         session = RawSession(OverGrpc(server.port, metadata))  # it sends nothing: a write would race with the status
@@ -104,7 +101,6 @@ async def test_a_client_of_another_version_gets_a_status_that_says_so(metadata, 
         await session.link.cut()
 
 
-@on_a_loop
 async def test_a_client_fails_at_once_if_the_service_has_another_version(monkeypatch):
     async with served() as (_, server):
         monkeypatch.setattr(channel, "VERSION_METADATA", ((VERSION_KEY, str(VERSION + 1)),))
@@ -114,7 +110,6 @@ async def test_a_client_fails_at_once_if_the_service_has_another_version(monkeyp
             await connect(f"txnbuf://127.0.0.1:{server.port}", max_unavailable=10_000)
 
 
-@on_a_loop
 async def test_too_long_a_frame_ends_its_connection_only():
     async with served(limits=Limits(client_bytes=MIB, max_message_bytes=4096)) as (_, server):
         other, ids = await session_at(server, "a")
@@ -129,7 +124,6 @@ async def test_too_long_a_frame_ends_its_connection_only():
         await other.link.cut()
 
 
-@on_a_loop
 async def test_a_client_that_vanishes_is_noticed():
     async with served() as (engine, server):
         session, _ = await session_at(server)
@@ -140,7 +134,6 @@ async def test_a_client_that_vanishes_is_noticed():
         assert known.disconnected_since is not None
 
 
-@on_a_loop
 async def test_too_many_clients_get_an_error(monkeypatch):
     monkeypatch.setattr(grpc_server, "LAST_WORDS", 0.05)
     async with served(max_clients=1) as (_, server):
@@ -155,7 +148,6 @@ async def test_too_many_clients_get_an_error(monkeypatch):
         await late.link.cut()
 
 
-@on_a_loop
 async def test_a_client_that_sends_without_end_waits_for_the_log():
     broker = MemoryBroker()
     limits = Limits(client_bytes=MIB, total_bytes=2 * MIB)
@@ -177,7 +169,6 @@ async def test_a_client_that_sends_without_end_waits_for_the_log():
         await quiet.link.cut()
 
 
-@on_a_loop
 async def test_health_reports_serving_and_then_not():
     async with served() as (_, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
@@ -189,7 +180,6 @@ async def test_health_reports_serving_and_then_not():
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-@on_a_loop
 async def test_a_port_in_use_is_an_error():
     async with served() as (engine, server):
         with pytest.raises(EnvironmentFault, match=r"can't listen at .*check whether another process uses"):
@@ -231,7 +221,6 @@ async def txnbuf(server, *words):
     return done.returncode, done.stdout, done.stderr
 
 
-@on_a_loop
 async def test_operators_see_who_holds_readers_back_and_end_it(monkeypatch):
     monkeypatch.setattr(engine_module, "TICK", 0.02)
     async with served() as (engine, server):
@@ -278,7 +267,6 @@ async def test_operators_see_who_holds_readers_back_and_end_it(monkeypatch):
         (["abort", "nonsense"], 2, "is not a transaction id"),
     ],
 )
-@on_a_loop
 async def test_a_wrong_question_is_one_clear_error(words, code, message):
     async with served() as (_, server):
         found, out, err = await txnbuf(server, *words)
@@ -288,7 +276,6 @@ async def test_a_wrong_question_is_one_clear_error(words, code, message):
 
 
 @pytest.mark.parametrize("topic", [5, None, ["a"], True])
-@on_a_loop
 async def test_a_topic_that_is_no_text_is_no_topic(topic):
     async with engine_on(MemoryBroker()) as engine:
         with pytest.raises(InvalidRequest, match="is not a topic name: give text"):
@@ -310,7 +297,6 @@ def test_an_address_of_no_service_is_an_error(address):
         call(ServiceAddress(address), "List")
 
 
-@on_a_loop
 async def test_metrics_and_health_over_http():
     import asyncio
 

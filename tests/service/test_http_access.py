@@ -14,7 +14,7 @@ import pytest
 from access_world import AccessedService, accessed
 from certificates import Authority
 from http_answers import HttpAnswer, ask
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on
 
 from broker_io.memory import MemoryBroker
 from txnbuffer.service.door import http_guard
@@ -35,7 +35,6 @@ def is_protected(answer: HttpAnswer) -> bool:
     return all(answer.headers.get(name) == text for name, text in HEADERS.items()) and not open_to
 
 
-@on_a_loop
 async def test_health_is_public_and_details_are_not(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         for path, public in (("/health", {"status", "insecure"}), ("/ready", {"ready"})):
@@ -51,7 +50,6 @@ async def test_health_is_public_and_details_are_not(tmp_path: Path) -> None:
         assert "txnbuffer_access_problems 1" in (await request(service, "/metrics", principal="root")).body.decode()
 
 
-@on_a_loop
 async def test_metrics_are_for_principals_that_a_rule_names(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         answer = await request(service, "/metrics")
@@ -68,7 +66,6 @@ async def test_metrics_are_for_principals_that_a_rule_names(tmp_path: Path) -> N
         assert {"txnbuffer_insecure 0.0", "txnbuffer_access_problems 0.0"} <= {*lines}
 
 
-@on_a_loop
 async def test_operators_ask_over_http_what_they_may(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         async with service.connect("root") as client:
@@ -91,7 +88,6 @@ async def test_operators_ask_over_http_what_they_may(tmp_path: Path) -> None:
         assert (answer.status, answer.json["error"], answer.json["retryable"]) == (503, "ServiceUnavailable", True)
 
 
-@on_a_loop
 async def test_invalid_requests_are_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_guard, "BODY_SECONDS", 0.3)
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
@@ -119,7 +115,6 @@ async def test_invalid_requests_are_one_error(tmp_path: Path, monkeypatch: pytes
         assert b"did not arrive" in answer
 
 
-@on_a_loop
 async def test_a_limit_says_when_to_retry(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         text = service.policy.read_text()
@@ -166,7 +161,6 @@ OF_PAGES = {
 """What browsers send for pages of others, beside what the page itself can set."""
 
 
-@on_a_loop
 async def test_requests_of_foreign_pages_are_refused(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         for name, (method, headers) in OF_PAGES.items():
@@ -215,7 +209,6 @@ def test_hosts_are_compared_as_names() -> None:
     assert page_refusal({}, "http", frozenset()) is None  # of HTTP/1.0, as some probes speak it
 
 
-@on_a_loop
 async def test_numbers_that_no_argument_can_have_are_refused(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         for number in (b"9" * 4000, b"-" + b"9" * 4000, b"9" * 6000):
@@ -226,7 +219,6 @@ async def test_numbers_that_no_argument_can_have_are_refused(tmp_path: Path) -> 
                 assert answer.json["error"] != "Error"
 
 
-@on_a_loop
 async def test_an_error_that_nobody_expects_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,7 +250,6 @@ def replace(target: Path, source: Path) -> None:
     os.replace(new, target)
 
 
-@on_a_loop
 async def test_a_client_certificate_names_its_principal(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "foreign").mkdir()
@@ -283,7 +274,6 @@ async def test_a_client_certificate_names_its_principal(tmp_path: Path) -> None:
             await request(service, "/health")  # without TLS
 
 
-@on_a_loop
 async def test_certificates_are_replaced_without_a_restart(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from service_setup import on_a_loop, starting_service
+from service_setup import starting_service
 from source_tree import ROOT
 
 from txnbuffer import connect
@@ -50,7 +50,6 @@ def built() -> Path:
     return target / "target"
 
 
-@on_a_loop
 async def test_a_client_in_java_commits_a_transaction_and_reads_it_back() -> None:
     client = await asyncio.to_thread(built)
     async with starting_service() as (address, serve):

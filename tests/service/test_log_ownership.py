@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from service.running_services import Running, owners
-from service_setup import eventually, on_a_loop
+from service_setup import eventually
 
 from broker_io.errors import StillHeld
 from broker_io.memory import MemoryBroker
@@ -22,7 +22,6 @@ def cluster(monkeypatch):
         yield opened
 
 
-@on_a_loop
 async def test_a_service_without_standby_leaves_the_log_to_its_owner(cluster):
     active = Running(cluster, advertise="first:7")
     await active.event("serving")
@@ -42,7 +41,6 @@ async def test_a_service_without_standby_leaves_the_log_to_its_owner(cluster):
 
 
 @pytest.mark.parametrize("late", [False, True])
-@on_a_loop
 async def test_of_a_standby_and_a_plain_service_one_serves_and_continues(cluster, monkeypatch, late):
     """The one that the cluster gives the log to."""
     monkeypatch.setattr(standing_module, "RELEASE_WAIT", 1.0)
@@ -73,7 +71,6 @@ async def test_of_a_standby_and_a_plain_service_one_serves_and_continues(cluster
         await running.end()
 
 
-@on_a_loop
 async def test_a_service_without_standby_waits_a_little_for_an_owner_that_ends(cluster, monkeypatch):
     monkeypatch.setattr(standing_module, "RELEASE_WAIT", 30.0)
     active = Running(cluster)
@@ -87,7 +84,6 @@ async def test_a_service_without_standby_waits_a_little_for_an_owner_that_ends(c
         await running.end()
 
 
-@on_a_loop
 async def test_a_standby_that_is_fenced_during_its_takeover_is_a_standby_again(cluster):
     """A cluster without storage gives the log to the next process that opens it."""
     active = Running(cluster)

@@ -8,7 +8,7 @@ import time
 from unittest.mock import patch
 
 import pytest
-from service_setup import eventually, on_a_loop
+from service_setup import eventually
 
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.errors import Closed, Damaged, TopicNotFound
@@ -57,7 +57,6 @@ def broker():
         yield opened
 
 
-@on_a_loop
 async def test_all_that_came_is_taken_in_order(broker):
     taker = Taker(broker)
     taker.follow("a")
@@ -69,7 +68,6 @@ async def test_all_that_came_is_taken_in_order(broker):
     await taker.stop()
 
 
-@on_a_loop
 async def test_it_continues_with_the_reader_of_the_replay(broker):
     put(broker, b"before", b"behind")
     reader = broker.reader("a")
@@ -87,7 +85,6 @@ async def test_it_continues_with_the_reader_of_the_replay(broker):
         reader.read()
 
 
-@on_a_loop
 async def test_a_log_reader_in_a_hurry_does_not_wait_for_those_that_are_slow_to_open(broker):
     """A cluster that is slow to open the readers of many topics delays none that somebody waits for."""
     slow, opening = threading.Event(), broker.reader
@@ -112,7 +109,6 @@ async def test_a_log_reader_in_a_hurry_does_not_wait_for_those_that_are_slow_to_
     assert taker.values == [b"v"]
 
 
-@on_a_loop
 async def test_a_reader_of_a_recreated_topic_is_not_continued(broker):
     put(broker, b"old")
     incarnation = broker.incarnation("a")
@@ -127,7 +123,6 @@ async def test_a_reader_of_a_recreated_topic_is_not_continued(broker):
     await taker.stop()
 
 
-@on_a_loop
 async def test_what_is_not_taken_stops_the_reading(broker, monkeypatch):
     monkeypatch.setattr(log_readers, "HELD_BYTES", 1)
     monkeypatch.setattr(log_readers, "LEAST_HELD", 2000)
@@ -146,7 +141,6 @@ async def test_what_is_not_taken_stops_the_reading(broker, monkeypatch):
     await taker.stop()
 
 
-@on_a_loop
 async def test_a_reader_that_waits_for_room_can_be_stopped(broker, monkeypatch):
     monkeypatch.setattr(log_readers, "HELD_BYTES", 1)
     monkeypatch.setattr(log_readers, "LEAST_HELD", 1)
@@ -159,7 +153,6 @@ async def test_a_reader_that_waits_for_room_can_be_stopped(broker, monkeypatch):
     await asyncio.wait_for(taker.stop(), 30)
 
 
-@on_a_loop
 async def test_a_silent_topic_is_not_read_until_something_comes(broker, monkeypatch):
     monkeypatch.setattr(log_readers, "FIRST_CHECK", 10.0)
     reader = broker.reader("a")
@@ -176,7 +169,6 @@ async def test_a_silent_topic_is_not_read_until_something_comes(broker, monkeypa
     await taker.stop()
 
 
-@on_a_loop
 async def test_what_comes_while_others_are_waited_for_is_read_when_they_came(broker, monkeypatch):
     monkeypatch.setattr(log_readers, "FIRST_CHECK", 10.0)
     monkeypatch.setattr(log_readers, "BATCH_DELAY", 0.2)
@@ -190,7 +182,6 @@ async def test_what_comes_while_others_are_waited_for_is_read_when_they_came(bro
     await taker.stop()
 
 
-@on_a_loop
 async def test_a_topic_that_is_slow_to_open_delays_no_other(broker):
     """The readers of several topics open slowly or fail to answer, as on a cluster with problems."""
     go, opened = threading.Event(), broker.reader
@@ -216,7 +207,6 @@ async def test_a_topic_that_is_slow_to_open_delays_no_other(broker):
     await taker.stop()
 
 
-@on_a_loop
 async def test_topics_share_a_few_threads_and_take_turns(broker, monkeypatch):
     monkeypatch.setattr(log_readers, "READ_MESSAGES", 1)
     before = {*threading.enumerate()}
@@ -250,7 +240,6 @@ class Deaf:
         self._inner.close()
 
 
-@on_a_loop
 async def test_a_reader_that_died_without_a_word_is_named_and_replaced(broker, monkeypatch):
     monkeypatch.setattr(log_readers, "QUIET", 0.0)
     opened, deaf = broker.reader, [True]
@@ -268,7 +257,6 @@ async def test_a_reader_that_died_without_a_word_is_named_and_replaced(broker, m
     await taker.stop()
 
 
-@on_a_loop
 async def test_a_failure_is_reported_once_after_the_messages_before_it(broker):
     taker = Taker(broker)
     put(broker, b"1")

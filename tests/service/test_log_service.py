@@ -12,7 +12,7 @@ import pytest
 from commands import txnbuf
 from raw_session import transactional
 from service_process import ServiceProcess, kept_port
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
@@ -40,7 +40,6 @@ async def served(engine: Engine) -> AsyncIterator[str]:
         await server.stop()
 
 
-@on_a_loop
 async def test_readers_of_other_processes_see_what_committed_and_nothing_else():
     async with engine_on(MemoryBroker()) as engine, served(engine) as address:
         session, ids = await session_on(engine, "a")
@@ -54,7 +53,6 @@ async def test_readers_of_other_processes_see_what_committed_and_nothing_else():
             assert await asyncio.to_thread(visible, remote, "a") == {b"v": 4}
 
 
-@on_a_loop
 async def test_before_the_log_is_recovered_clients_get_a_retryable_error():
     server = GrpcServer(Limits(), max_clients=10)
     await server.start("127.0.0.1:0")
@@ -65,7 +63,6 @@ async def test_before_the_log_is_recovered_clients_get_a_retryable_error():
         await server.stop()
 
 
-@on_a_loop
 async def test_a_reader_waits_while_the_service_recovers_its_log():
     broker = MemoryBroker()
     async with engine_on(broker) as engine:
@@ -85,7 +82,6 @@ async def test_a_reader_waits_while_the_service_recovers_its_log():
             await server.stop()
 
 
-@on_a_loop
 async def test_what_the_service_owns_is_read_but_not_changed():
     async with engine_on(MemoryBroker(), limits=Limits(max_message_bytes=5000)) as engine, served(engine) as address:
         session, ids = await session_on(engine, "a")
@@ -125,7 +121,6 @@ def change_and_read(address: str) -> None:
         remote.delete_topic("free")
 
 
-@on_a_loop
 async def test_a_writer_of_another_process_yields_to_sessions():
     async with engine_on(MemoryBroker()) as engine, served(engine) as address:
         remote = await asyncio.to_thread(open_broker, address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from cluster_app import app_on, cluster_engine
 from commands import txnbuf
 from pyroaring import BitMap64
 from raw_session import transactional
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 
 from broker_io.errors import StillHeld
 from broker_io.filelog.log import FileBroker
@@ -107,7 +108,6 @@ async def half_done(cluster: MemoryBroker) -> None:
         engine.fail(CoordinatorStopped("as if it had crashed"))
 
 
-@on_a_loop
 async def test_a_deleted_decision_log_is_not_served_until_it_is_reset():
     with MemoryBroker() as cluster:
         await half_done(cluster)
@@ -137,7 +137,6 @@ async def test_a_deleted_decision_log_is_not_served_until_it_is_reset():
         assert [found for found in verify(cluster) if found.level is Level.ERROR] == []
 
 
-@on_a_loop
 async def test_a_deleted_log_is_missed_though_nothing_was_marked():
     with MemoryBroker() as cluster:
         async with cluster_engine(cluster) as (engine, broker):
@@ -154,7 +153,6 @@ async def test_a_deleted_log_is_missed_though_nothing_was_marked():
         assert read_decisions(cluster, ONLY).lost is None
 
 
-@on_a_loop
 async def test_an_older_copy_of_the_decision_log_is_not_served():
     with MemoryBroker() as cluster:
         async with cluster_engine(cluster) as (engine, _):
@@ -173,7 +171,6 @@ async def test_an_older_copy_of_the_decision_log_is_not_served():
             await Engine.start(broker, cluster_mode=True)
 
 
-@on_a_loop
 async def test_ids_that_were_never_leased_are_no_evidence_of_a_loss():
     with MemoryBroker() as cluster:
         for turn in (1, 2):
@@ -190,7 +187,6 @@ def ended(engine: Engine) -> list[TxnId]:
     return [] if state is None else [TxnId(0, least) for least in state.aborted]
 
 
-@on_a_loop
 async def test_a_served_log_is_not_reset():
     with MemoryBroker() as cluster:
         async with cluster_engine(cluster) as (engine, _):
@@ -202,7 +198,6 @@ async def test_a_served_log_is_not_reset():
             assert read_decisions(cluster, ONLY).lost is None
 
 
-@on_a_loop
 async def test_what_is_whole_stays_as_it_is():
     with MemoryBroker() as cluster:
         async with cluster_engine(cluster) as (engine, _):
@@ -219,7 +214,6 @@ def test_the_command_reports_a_loss_and_repairs_it(tmp_path):
         done = txnbuf("recover", address, "--decisions", "--output", "json", *options)
         return done.returncode, json.loads(done.stdout)
 
-    @on_a_loop
     async def use():
         with FileBroker.open(str(tmp_path / "log")) as broker:
             async with engine_on(broker, config=CoordinatorConfig(low_water_mark_interval=0.05)) as engine:
@@ -227,7 +221,7 @@ def test_the_command_reports_a_loss_and_repairs_it(tmp_path):
                 assert await session.write(("a", transactional(ids[:1]))) == []
                 assert await session.commit(ids[0], ["a"], [1]) is Outcome.COMMIT
 
-    use()
+    asyncio.run(use())
     assert recover()[0] == 0
     with FileBroker.open(str(tmp_path / "log")) as broker:
         broker.delete_topic(TOPIC)
@@ -237,6 +231,6 @@ def test_the_command_reports_a_loss_and_repairs_it(tmp_path):
     code, (row,) = recover("--write")
     assert code == 0
     assert recover()[0] == 0
-    use()
+    asyncio.run(use())
     with FileBroker.open(str(tmp_path / "log")) as broker:
         assert visible(broker, "a") == {b"v": 2}

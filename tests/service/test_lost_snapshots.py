@@ -6,7 +6,7 @@ import pytest
 from cluster_app import app_on, cluster_engine
 from cut_readers import cut_short
 from raw_session import transactional
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 from writing import TopicWriter
 
 from bench.log_owner import LogOwner
@@ -32,7 +32,6 @@ async def commit_half(cluster: MemoryBroker) -> None:
             engine.fail(CoordinatorStopped("as if it had crashed"))
 
 
-@on_a_loop
 async def test_a_decision_waits_until_the_snapshots_that_were_lost_are_rebuilt():
     with MemoryBroker() as cluster:
         await commit_half(cluster)
@@ -54,7 +53,6 @@ async def test_a_decision_waits_until_the_snapshots_that_were_lost_are_rebuilt()
 
 
 @pytest.mark.parametrize("recreated", [False, True])
-@on_a_loop
 async def test_a_topic_that_was_deleted_is_not_taken_for_one_that_lost_its_snapshot(recreated):
     with MemoryBroker() as cluster:
         await commit_half(cluster)
@@ -69,7 +67,6 @@ async def test_a_topic_that_was_deleted_is_not_taken_for_one_that_lost_its_snaps
                 await session_on(engine, "a")
 
 
-@on_a_loop
 async def test_a_slow_cluster_does_not_hide_that_a_snapshot_was_lost():
     with MemoryBroker() as cluster:
         async with cluster_engine(cluster) as (engine, _):

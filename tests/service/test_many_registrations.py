@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from cluster_app import app_on, cluster_engine
 from raw_session import stop
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 
 from broker_io.filelog.log import FileBroker, log
 from broker_io.memory import MemoryBroker
@@ -33,7 +33,6 @@ class SlowToMake(MemoryBroker):
         super().create_topic(topic)
 
 
-@on_a_loop
 async def test_a_registration_does_not_wait_for_answers_about_another_topic():
     with SlowToMake() as broker:
         engine = await Engine.start(broker, cluster_mode=True)
@@ -55,7 +54,6 @@ async def test_a_registration_does_not_wait_for_answers_about_another_topic():
             await stop(engine)
 
 
-@on_a_loop
 async def test_topics_that_are_registered_together_share_manifests(tmp_path):
     with FileBroker.open(str(tmp_path / "log"), watermark_bytes=0) as broker:
         async with engine_on(broker) as engine:
@@ -72,7 +70,6 @@ async def test_topics_that_are_registered_together_share_manifests(tmp_path):
             assert not any(isinstance(answer, Exception) for answer in session.answers.values())
 
 
-@on_a_loop
 async def test_many_new_topics_are_created_in_steps(tmp_path):
     """Between two steps the log accepts the records of others."""
     with FileBroker.open(str(tmp_path / "log"), watermark_bytes=0) as broker:
@@ -92,7 +89,6 @@ async def test_many_new_topics_are_created_in_steps(tmp_path):
             assert {f"t{number}" for number in numbers} <= {*broker.topics()}
 
 
-@on_a_loop
 async def test_a_new_topic_is_queried_once_before_it_is_followed():
     with MemoryBroker() as cluster:
         async with cluster_engine(cluster) as (engine, broker):
@@ -106,7 +102,6 @@ async def test_a_new_topic_is_queried_once_before_it_is_followed():
             assert asked == ([], ["a", "a"])  # the second time for its epoch marker
 
 
-@on_a_loop
 async def test_a_thousand_topics_of_a_cluster_are_followed_by_a_few_threads():
     before = threading.active_count()
     with MemoryBroker() as cluster:
@@ -122,7 +117,6 @@ async def test_a_thousand_topics_of_a_cluster_are_followed_by_a_few_threads():
             assert threading.active_count() - before < 64
 
 
-@on_a_loop
 async def test_memory_is_shared_by_all_topics_without_a_step_for_each_at_each_registration():
     with MemoryBroker() as broker:
         async with engine_on(broker) as engine:

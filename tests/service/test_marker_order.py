@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,14 +30,6 @@ class Broken(Writing):
         raise ZeroDivisionError
 
 
-def on_a_loop(body: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    @functools.wraps(body)
-    def run() -> None:
-        asyncio.run(body())
-
-    return run
-
-
 UNUSED: Any = None
 
 
@@ -52,7 +42,6 @@ def part() -> AppendPart:
     return AppendPart(Batch.of([Message(b"k", b"v")]), 0, lambda: None, lambda error: None)
 
 
-@on_a_loop
 async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
     order: list[str] = []
     loop = asyncio.get_running_loop()
@@ -67,7 +56,6 @@ async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
     assert order == ["decision", "answer", "marker"]
 
 
-@on_a_loop
 async def test_a_marker_that_is_still_to_go_out_keeps_appends_busy() -> None:
     appends = TopicAppends(asyncio.get_running_loop(), lambda: None, lambda: None)
     appends.add(opened(SharedTopic("t", UNUSED, UNUSED, UNUSED), Writing("marker", [])), part())
@@ -75,7 +63,6 @@ async def test_a_marker_that_is_still_to_go_out_keeps_appends_busy() -> None:
     assert not appends.idle
 
 
-@on_a_loop
 async def test_what_breaks_while_markers_go_out_ends_the_owner() -> None:
     turns: list[str] = []
     loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from raw_session import transactional
 from reading import read_values
-from service_setup import engine_on, eventually, on_a_loop, session_on
+from service_setup import engine_on, eventually, session_on
 
 from broker_io.errors import DiskFailed, DiskWatermark, TooManyFiles
 from broker_io.filelog.log.layout import MIB
@@ -115,7 +115,6 @@ def test_a_service_starts_then_and_takes_new_topics_once_there_is_space(tmp_path
 
 
 @pytest.mark.parametrize("topics", [["t"], ["t", "u"]], ids=["a marker", "a decision"])
-@on_a_loop
 async def test_an_engine_whose_disk_failed_ends_with_the_error_of_the_disk(topics: list[str]) -> None:
     with MemoryBroker() as broker:
         engine = await Engine.start(broker)
@@ -128,7 +127,6 @@ async def test_an_engine_whose_disk_failed_ends_with_the_error_of_the_disk(topic
 
 
 @pytest.mark.parametrize("topics", [["t"], ["t", "u"]], ids=["a marker", "a decision"])
-@on_a_loop
 async def test_a_commit_waits_until_there_is_a_file_descriptor(topics: list[str]) -> None:
     with MemoryBroker() as broker:
         async with engine_on(broker) as engine:
@@ -139,7 +137,6 @@ async def test_a_commit_waits_until_there_is_a_file_descriptor(topics: list[str]
             assert not broker.faults.appends
 
 
-@on_a_loop
 async def test_an_engine_starts_once_there_is_a_file_descriptor_for_an_epoch_marker() -> None:
     with MemoryBroker() as broker:
         async with engine_on(broker) as engine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on
 from streamed import client_of, write
 
 from broker_io.memory import MemoryBroker
@@ -45,7 +45,6 @@ def due(value: str, seqno: int, count: int = 3) -> list[Row]:
     return [(partition_name("t", number), seqno, f"{value}{number}".encode()) for number in range(count)]
 
 
-@on_a_loop
 async def test_what_commits_in_any_partition_comes_once_and_continues_by_partition() -> None:
     broker = wide()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -71,7 +70,6 @@ async def test_what_commits_in_any_partition_comes_once_and_continues_by_partiti
         assert held == {partition_name("t", number): 2 for number in range(3)}
 
 
-@on_a_loop
 async def test_partitions_that_come_later_come_from_their_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_streams, "REFRESH", 0.01)
     broker = wide(1)
@@ -87,7 +85,6 @@ async def test_partitions_that_come_later_come_from_their_beginning(monkeypatch:
             assert await rows_of(stream, 3) == [(first[0], 2, first[2]), *others]
 
 
-@on_a_loop
 async def test_an_error_of_one_partition_is_raised_once_and_all_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = wide(2)
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -136,7 +133,6 @@ class Branched:
     async def close(self) -> None: ...
 
 
-@on_a_loop
 async def test_a_rollback_is_of_its_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = wide(2)
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -150,7 +146,6 @@ async def test_a_rollback_is_of_its_partition(monkeypatch: pytest.MonkeyPatch) -
                 assert streams[item.topic].back == number
 
 
-@on_a_loop
 async def test_what_has_no_partitions_is_refused() -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster_app import App, app_on, cluster_engine
-from service_setup import engine_on, eventually, on_a_loop, visible
+from service_setup import engine_on, eventually, visible
 
 from broker_io.errors import PositionTrimmed, TopicNotFound, UnsafePolicy
 from broker_io.memory import MemoryBroker
@@ -23,7 +23,6 @@ def cluster():
         yield opened
 
 
-@on_a_loop
 async def test_a_deleted_topic_is_recreated_when_it_is_registered_again(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -44,7 +43,6 @@ async def test_a_deleted_topic_is_recreated_when_it_is_registered_again(cluster)
         assert visible(cluster, "a") == {b"new": 1}
 
 
-@on_a_loop
 async def test_a_commit_that_waits_for_a_stopped_topic_is_answered_so(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
@@ -82,7 +80,6 @@ class Watched(MemoryBroker):
             raise UnsafePolicy(f"topic {topic!r} is dropped after a second")
 
 
-@on_a_loop
 async def test_a_policy_that_is_set_later_is_reported_while_it_lasts():
     with Watched() as broker:
         async with engine_on(broker, cluster_mode=True, retention=RetentionConfig(check_seconds=0.05)) as engine:

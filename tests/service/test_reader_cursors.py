@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from service_setup import engine_on, eventually, on_a_loop
+from service_setup import engine_on, eventually
 from streamed import client_of, write
 
 from broker_io.memory import MemoryBroker
@@ -66,7 +66,6 @@ async def ask_for_more(stream: Any) -> None:
         await stream.next(timeout=0.0)
 
 
-@on_a_loop
 async def test_unacknowledged_mutations_are_kept_and_the_rest_may_be_trimmed() -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -85,7 +84,6 @@ async def test_unacknowledged_mutations_are_kept_and_the_rest_may_be_trimmed() -
         await stream.close()
 
 
-@on_a_loop
 async def test_it_follows_whoever_asks_for_more_and_a_last_time_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MOVE_INTERVAL", 0.0)
     broker = MemoryBroker()
@@ -107,7 +105,6 @@ async def test_it_follows_whoever_asks_for_more_and_a_last_time_at_the_end(monke
         assert position_of(engine) == 4  # the last mutation was not acknowledged
 
 
-@on_a_loop
 async def test_a_cursor_that_is_gone_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MOVE_INTERVAL", 0.0)
     broker = MemoryBroker()
@@ -129,7 +126,6 @@ async def test_a_cursor_that_is_gone_is_reported_once(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("cursor", ["cache", None])
-@on_a_loop
 async def test_a_reader_that_is_too_slow_is_reported_and_loses_nothing_with_a_cursor(cursor: str | None) -> None:
     broker = MemoryBroker()
     async with (
@@ -153,7 +149,6 @@ async def test_a_reader_that_is_too_slow_is_reported_and_loses_nothing_with_a_cu
         assert stream.statistics().interruptions > 0
 
 
-@on_a_loop
 async def test_a_token_whose_log_is_gone_begins_nothing() -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -188,7 +183,6 @@ class Answers(DurableCursors):
         return 0
 
 
-@on_a_loop
 async def test_a_reader_of_another_history_holds_all_until_it_has_gone_back() -> None:
     branched = Answers(token=StreamBranched("another history"))
     hold = CursorLease(branched, "t", "cache")
@@ -198,7 +192,6 @@ async def test_a_reader_of_another_history_holds_all_until_it_has_gone_back() ->
     assert branched.asked == [("add", "token"), ("add", "beginning"), ("advance", "token")]
 
 
-@on_a_loop
 async def test_a_reader_of_another_service_leaves_no_cursor_here_unless_it_continues() -> None:
     foreign = Answers(token=ForeignToken("another topic"))
     hold = CursorLease(foreign, "t", "cache")
@@ -226,7 +219,6 @@ class Away:
         self.closed += 1
 
 
-@on_a_loop
 async def test_a_service_that_is_away_is_asked_again() -> None:
     link = Away(3)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cluster_app import App, app_on, cluster_engine
-from service_setup import engine_on, eventually, on_a_loop
+from service_setup import engine_on, eventually
 
 from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
@@ -57,7 +57,6 @@ async def written(engine: Engine, cluster: MemoryBroker, *topics: str) -> tuple[
     return app, txn
 
 
-@on_a_loop
 async def test_a_commit_is_reported_once_however_long_its_marker_is_not_read(cluster: MemoryBroker) -> None:
     async with cluster_engine(cluster) as (engine, _):
         app, txn = await written(engine, cluster, "a")
@@ -76,7 +75,6 @@ async def test_a_commit_is_reported_once_however_long_its_marker_is_not_read(clu
         assert told(cluster, "a", txn) == [Outcome.COMMIT]
 
 
-@on_a_loop
 async def test_a_commit_that_still_waits_for_another_topic_is_reported_once(cluster: MemoryBroker) -> None:
     async with cluster_engine(cluster) as (engine, its):
         app, txn = await written(engine, cluster, "a", "b")
@@ -110,7 +108,6 @@ class Away:
 
 
 @pytest.mark.parametrize("named", [True, False])
-@on_a_loop
 async def test_an_abort_is_queued_once_while_nothing_can_be_written(
     cluster: MemoryBroker, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
@@ -132,7 +129,6 @@ async def test_an_abort_is_queued_once_while_nothing_can_be_written(
         assert told(cluster, "a", txn) == [Outcome.ABORT]
 
 
-@on_a_loop
 async def test_a_new_owner_queues_once_what_was_decided_before(
     cluster: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from restored_logs import grow, relay
 from service_process import ServiceProcess, kept_port
-from service_setup import on_a_loop_for
 from streamed import Follower, write
 
 from broker_io.memory import MemoryBroker
@@ -23,7 +22,6 @@ def put_back(copy: Path, log: Path) -> None:
     shutil.copytree(copy, log)
 
 
-@on_a_loop_for(200.0)
 @pytest.mark.parametrize("running", [False, True], ids=["closed", "running"])
 async def test_a_stream_is_rolled_back_to_where_a_copy_was_taken(tmp_path: Path, running: bool) -> None:
     log, copy = tmp_path / "log", tmp_path / "copy"
@@ -51,7 +49,6 @@ async def test_a_stream_is_rolled_back_to_where_a_copy_was_taken(tmp_path: Path,
     assert follower.table == fresh.table
 
 
-@on_a_loop_for(200.0)
 async def test_a_stream_continues_through_owners_whatever_they_write(tmp_path: Path) -> None:
     async with connect(f"file:{tmp_path}") as client:
         await write(client, "t", {"a": "0"})
@@ -69,7 +66,6 @@ async def test_a_stream_continues_through_owners_whatever_they_write(tmp_path: P
     assert follower.seqnos[-1] == 21
 
 
-@on_a_loop_for(200.0)
 async def test_a_relay_of_an_older_copy_is_refused(tmp_path: Path) -> None:
     log, copy, far = tmp_path / "log", tmp_path / "copy", MemoryBroker()
     await grow(log, range(5), "old")
@@ -83,7 +79,6 @@ async def test_a_relay_of_an_older_copy_is_refused(tmp_path: Path) -> None:
         relay(log, far).run(follow=False)
 
 
-@on_a_loop_for(200.0)
 async def test_the_outcome_of_a_transaction_that_is_gone_is_unknown(tmp_path: Path) -> None:
     log, copy, gone = tmp_path / "log", tmp_path / "copy", []
     await grow(log, range(5), "old")
@@ -108,7 +103,6 @@ async def test_the_outcome_of_a_transaction_that_is_gone_is_unknown(tmp_path: Pa
                 await client.outcome(txn)
 
 
-@on_a_loop_for(200.0)
 async def test_a_client_is_refused(tmp_path: Path) -> None:
     log, copy, port = tmp_path / "log", tmp_path / "copy", kept_port()
     await grow(log, range(5), "old")

@@ -9,7 +9,6 @@ import pytest
 from commands import txnbuf
 from restored_logs import back_up, grow, put_back, relay
 from service_process import ServiceProcess, kept_port
-from service_setup import on_a_loop_for
 from streamed import Follower, write
 
 from broker_io import open_broker
@@ -30,7 +29,6 @@ def history(log: Path) -> History:
         return found
 
 
-@on_a_loop_for(200.0)
 @pytest.mark.parametrize("new", [1, 40])
 async def test_a_stream_is_rolled_back_to_the_backup(tmp_path: Path, new: int) -> None:
     log, file = tmp_path / "log", tmp_path / "file"
@@ -52,7 +50,6 @@ async def test_a_stream_is_rolled_back_to_the_backup(tmp_path: Path, new: int) -
     assert follower.table == fresh.table
 
 
-@on_a_loop_for(200.0)
 async def test_a_stream_of_what_the_backup_has_continues(tmp_path: Path) -> None:
     log, file = tmp_path / "log", tmp_path / "file"
     await grow(log, range(5), "old")
@@ -69,7 +66,6 @@ async def test_a_stream_of_what_the_backup_has_continues(tmp_path: Path) -> None
     assert follower.rollbacks == []
 
 
-@on_a_loop_for(200.0)
 async def test_a_client_is_refused_and_no_epoch_comes_back(tmp_path: Path) -> None:
     """The same backup is restored twice: the second time, the client has seen an owner of the first restored log."""
     log, file, port = tmp_path / "log", tmp_path / "file", kept_port()
@@ -95,7 +91,6 @@ async def test_a_client_is_refused_and_no_epoch_comes_back(tmp_path: Path) -> No
     assert len({*epochs}) == 4
 
 
-@on_a_loop_for(200.0)
 async def test_a_client_of_the_service_that_wrote_the_backup_is_refused(tmp_path: Path) -> None:
     """The backup has the owner that the client was connected to, but not all that it wrote."""
     log, file, port = tmp_path / "log", tmp_path / "file", kept_port()
@@ -121,7 +116,6 @@ async def test_a_client_of_the_service_that_wrote_the_backup_is_refused(tmp_path
         service.kill()
 
 
-@on_a_loop_for(200.0)
 async def test_a_relay_of_a_restored_log_is_refused(tmp_path: Path) -> None:
     log, file, far = tmp_path / "log", tmp_path / "file", MemoryBroker()
     await grow(log, range(5), "old")
@@ -134,7 +128,6 @@ async def test_a_relay_of_a_restored_log_is_refused(tmp_path: Path) -> None:
         relay(log, far).run(follow=False)
 
 
-@on_a_loop_for(200.0)
 async def test_no_transaction_id_comes_back(tmp_path: Path) -> None:
     log, file = tmp_path / "log", tmp_path / "file"
     await grow(log, range(5), "old")
@@ -153,7 +146,6 @@ async def test_no_transaction_id_comes_back(tmp_path: Path) -> None:
                     await client.outcome(txn)
 
 
-@on_a_loop_for(200.0)
 async def test_a_backup_from_before_the_first_owner(tmp_path: Path) -> None:
     """As after a forced promotion that drops all owners: no id comes back, and streams are rolled back."""
     log, file = tmp_path / "log", tmp_path / "file"

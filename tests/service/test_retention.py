@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from raw_session import transactional
-from service_setup import engine_on, on_a_loop, session_on, visible
+from service_setup import engine_on, session_on, visible
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import PositionTrimmed
@@ -35,7 +35,6 @@ async def fill(broker, session, topic, ids):
         broker.roll(topic)
 
 
-@on_a_loop
 async def test_old_messages_go_and_the_rest_stays_readable(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -50,7 +49,6 @@ async def test_old_messages_go_and_the_rest_stays_readable(broker):
         assert b"%d" % ids[5] in visible(broker, "a")
 
 
-@on_a_loop
 async def test_the_oldest_go_where_a_topic_is_too_long(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -65,7 +63,6 @@ async def test_the_oldest_go_where_a_topic_is_too_long(broker):
         assert b"%d" % ids[0] not in visible(broker, "a")
 
 
-@on_a_loop
 async def test_nothing_goes_until_it_is_certain_that_nobody_else_is_the_owner():
     broker = MemoryBroker()
     async with engine_on(broker) as engine:
@@ -87,7 +84,6 @@ async def test_nothing_goes_until_it_is_certain_that_nobody_else_is_the_owner():
         assert keep.trimmed > 0
 
 
-@on_a_loop
 async def test_an_open_transaction_keeps_its_records(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -103,7 +99,6 @@ async def test_an_open_transaction_keeps_its_records(broker):
         assert visible(broker, "a")[b"held"] == 1
 
 
-@on_a_loop
 async def test_a_group_keeps_what_it_has_not_consumed(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a", "b")
@@ -121,7 +116,6 @@ async def test_a_group_keeps_what_it_has_not_consumed(broker):
         assert broker.ledgers("a")[0].ledger == third
 
 
-@on_a_loop
 async def test_readers_and_groups_without_a_position_keep_nothing(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
@@ -140,7 +134,6 @@ async def test_readers_and_groups_without_a_position_keep_nothing(broker):
         assert b"%d" % ids[0] not in visible(broker, "a")
 
 
-@on_a_loop
 async def test_topics_without_transactions_are_kept_short_too(broker):
     async with engine_on(broker) as engine:
         session, _ = await session_on(engine)
@@ -151,7 +144,6 @@ async def test_topics_without_transactions_are_kept_short_too(broker):
         assert len(broker.ledgers("plain")) <= 2
 
 
-@on_a_loop
 async def test_the_decision_log_is_compacted(broker, monkeypatch):
     monkeypatch.setattr(retention, "COMPACT_BYTES", 1)
     async with engine_on(broker) as engine:

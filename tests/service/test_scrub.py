@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from service_setup import on_a_loop
 
 from broker_io.errors import Damaged, Error, NotLive
 from broker_io.memory import MemoryBroker
@@ -67,7 +66,6 @@ async def until_passes(scrub: Scrub, count: int) -> None:
     task.cancel()
 
 
-@on_a_loop
 async def test_first_pass_is_fast_and_later_ones_take_their_time(pauses: list[float]) -> None:
     broker = StoredTopics(a=3 * PART_BYTES + 1, b=1)
     scrub = Scrub(broker, 1000)  # type: ignore[arg-type]  # has what the scrub uses
@@ -78,7 +76,6 @@ async def test_first_pass_is_fast_and_later_ones_take_their_time(pauses: list[fl
     assert pauses[1:4] == [PART_BYTES / 1000] * 3
 
 
-@on_a_loop
 async def test_many_small_files_are_paid_for_too(pauses: list[float]) -> None:
     broker = StoredTopics(**{f"t{number:03}": 1 for number in range(100)})
     scrub = Scrub(broker, 1000)  # type: ignore[arg-type]  # as above
@@ -86,7 +83,6 @@ async def test_many_small_files_are_paid_for_too(pauses: list[float]) -> None:
     assert sum(pause == PART_BYTES / 1000 for pause in pauses) >= 100 * LEAST_BYTES // PART_BYTES
 
 
-@on_a_loop
 async def test_rate_of_0_reads_everything_once() -> None:
     broker = StoredTopics(a=PART_BYTES)
     scrub = Scrub(broker, 0)  # type: ignore[arg-type]  # as above
@@ -95,7 +91,6 @@ async def test_rate_of_0_reads_everything_once() -> None:
     assert broker.reads == [("a", 0, None)]
 
 
-@on_a_loop
 async def test_pass_goes_on_where_it_was_cancelled(pauses: list[float]) -> None:
     """A machine of a pair changes its role in the middle of one."""
     broker = StoredTopics(a=1, b=1, c=1)
@@ -114,7 +109,6 @@ async def test_pass_goes_on_where_it_was_cancelled(pauses: list[float]) -> None:
     assert scrub.problem is None
 
 
-@on_a_loop
 async def test_damage_ends_the_topic_and_not_the_pass(pauses: list[float]) -> None:
     broker = StoredTopics(a=1, b=1)
     broker.errors["a"] = [error := Damaged("1-0.log", 7, "the checksum is wrong")]
@@ -125,7 +119,6 @@ async def test_damage_ends_the_topic_and_not_the_pass(pauses: list[float]) -> No
     assert scrub.problem is None  # the damage itself is told
 
 
-@on_a_loop
 async def test_age_is_that_of_the_last_complete_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     scrub = Scrub(StoredTopics(a=1), 0)  # type: ignore[arg-type]  # as above
@@ -138,14 +131,12 @@ async def test_age_is_that_of_the_last_complete_pass(monkeypatch: pytest.MonkeyP
     assert scrub.age == 30.0
 
 
-@on_a_loop
 async def test_broker_that_stores_nothing_itself_is_not_read() -> None:
     scrub = Scrub(MemoryBroker())
     await scrub.run()
     assert (scrub.passes, scrub.damaged) == (0, {})
 
 
-@on_a_loop
 async def test_standby_shows_its_damage_and_the_age_of_its_scrub() -> None:
     broker = StoredTopics(a=1)
     broker.damages, broker.repaired = {"a": Damaged("1-0.log", 7, "the checksum is wrong")}, ("2-0.log",)

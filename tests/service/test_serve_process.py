@@ -13,7 +13,7 @@ from commands import txnbuf
 from http_answers import get
 from raw_session import OverGrpc, RawSession, transactional
 from service_process import ServiceProcess, kept_port
-from service_setup import on_a_loop, visible
+from service_setup import visible
 
 from broker_io import open_broker
 from txnbuffer.coordinator.messages import State
@@ -27,7 +27,6 @@ async def session_at(service, *topics):
     return session, await session.lease(10)
 
 
-@on_a_loop
 async def test_kill_and_restart_keeps_what_was_acknowledged(tmp_path):
     with ServiceProcess(tmp_path) as service:
         session, ids = await session_at(service, "a", "b")
@@ -47,7 +46,6 @@ async def test_kill_and_restart_keeps_what_was_acknowledged(tmp_path):
         assert visible(broker, "a") == visible(broker, "b") == {b"v": 2}
 
 
-@on_a_loop
 async def test_the_first_signal_drains_and_the_second_one_ends(tmp_path):
     with ServiceProcess(tmp_path, "--set", "service.drain_seconds=60") as service:
         session, ids = await session_at(service, "a")
@@ -65,7 +63,6 @@ async def test_the_first_signal_drains_and_the_second_one_ends(tmp_path):
         await session.link.cut()
 
 
-@on_a_loop
 async def test_the_first_signal_ends_it_once_nothing_is_open(tmp_path):
     with ServiceProcess(tmp_path) as service:
         session, _ = await session_at(service, "a")

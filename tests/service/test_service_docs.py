@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pair_of_brokers import Pair
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on
 
 from broker_io.memory import MemoryBroker
 from txnbuffer.config import AccessConfig
@@ -15,7 +15,6 @@ from txnbuffer.service.servers.http_server import metrics
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
-@on_a_loop
 async def test_the_page_lists_the_metrics() -> None:
     access = Access(AccessConfig(), log=print)
     async with engine_on(MemoryBroker()) as engine:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from raw_session import InProcess, RawSession
-from service_setup import eventually, on_a_loop
+from service_setup import eventually
 from shard_world import App, Shards, shards_on, topics_of
 
 from broker_io.errors import UnsafePolicy
@@ -64,7 +64,6 @@ async def written(world: Shards, *ids: int) -> App:
     return app
 
 
-@on_a_loop
 async def test_a_transaction_across_shards_is_seen_whole() -> None:
     async with shards_on() as world:
         app = await written(world, 1, 2)
@@ -80,7 +79,6 @@ async def test_a_transaction_across_shards_is_seen_whole() -> None:
     }
 
 
-@on_a_loop
 async def test_both_coordinators_end_transactions_on_one_topic() -> None:
     async with shards_on() as world:
         first, second = await written(world, 1), await App.on(world, 1, THERE)
@@ -92,7 +90,6 @@ async def test_both_coordinators_end_transactions_on_one_topic() -> None:
         await eventually(lambda: [buffer.outcome(TxnId(most, 1)) for most in (0, 1)] == [Outcome.COMMIT] * 2)
 
 
-@on_a_loop
 async def test_decisions_of_a_crashed_coordinator_are_published_by_its_successor() -> None:
     async with shards_on() as world:
         app = await written(world, 1)
@@ -105,7 +102,6 @@ async def test_decisions_of_a_crashed_coordinator_are_published_by_its_successor
         await eventually(lambda: world.visible(*BOTH) == [ONE, ONE])
 
 
-@on_a_loop
 async def test_records_of_a_client_that_died_are_ended_by_their_coordinator() -> None:
     async with shards_on(config=QUICK) as world:
         await written(world, 1)
@@ -116,7 +112,6 @@ async def test_records_of_a_client_that_died_are_ended_by_their_coordinator() ->
         await eventually(lambda: world.visible(THERE) == [ONE])
 
 
-@on_a_loop
 async def test_nobody_decides_for_a_coordinator_that_is_away() -> None:
     async with shards_on(config=QUICK) as world:
         await written(world, 1)
@@ -133,7 +128,6 @@ async def test_nobody_decides_for_a_coordinator_that_is_away() -> None:
         await eventually(lambda: world.visible(THERE) == [ONE])
 
 
-@on_a_loop
 async def test_commits_are_kept_while_the_owner_of_a_topic_is_away() -> None:
     async with shards_on() as world:
         app = await written(world, 1, 2)
@@ -147,7 +141,6 @@ async def test_commits_are_kept_while_the_owner_of_a_topic_is_away() -> None:
         assert await waiting is Outcome.COMMIT
 
 
-@on_a_loop
 async def test_a_topic_is_registered_once_its_owner_is_there() -> None:
     async with shards_on() as world:
         await world.kill(1)
@@ -161,7 +154,6 @@ async def test_a_topic_is_registered_once_its_owner_is_there() -> None:
         await eventually(lambda: world.visible(THERE) == [ONE])
 
 
-@on_a_loop
 async def test_a_registration_fails_if_the_owner_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_shards, "MAX_WAIT", 1.0)
     async with shards_on() as world:
@@ -174,7 +166,6 @@ async def test_a_registration_fails_if_the_owner_stays_away(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("final", [False, True])
-@on_a_loop
 async def test_a_refusal_of_the_owner_reaches_the_client(monkeypatch: pytest.MonkeyPatch, final: bool) -> None:
     def refuse(*_: object) -> None:
         raise (UnsafePolicy if final else InvalidConfiguration)("nobody may")
@@ -190,7 +181,6 @@ def none(*_: object) -> None:
     """As if no group of this shard needs anything, or a message is lost."""
 
 
-@on_a_loop
 async def test_registrations_at_other_shards_are_known_to_the_next_coordinator() -> None:
     async with shards_on() as world:
         app = await written(world, 1)
@@ -205,7 +195,6 @@ async def test_registrations_at_other_shards_are_known_to_the_next_coordinator()
 
 
 @pytest.mark.parametrize("told", [True, False])
-@on_a_loop
 async def test_a_topic_that_its_owner_misses_takes_no_commits_until_it_is_registered_again(
     monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
@@ -223,7 +212,6 @@ async def test_a_topic_that_its_owner_misses_takes_no_commits_until_it_is_regist
         assert world.visible(THERE) == [ONE]
 
 
-@on_a_loop
 async def test_a_topic_that_is_gone_needs_no_markers() -> None:
     async with shards_on() as world:
         app = await written(world, 1)
@@ -233,7 +221,6 @@ async def test_a_topic_that_is_gone_needs_no_markers() -> None:
         assert world.visible(HERE) == [ONE]
 
 
-@on_a_loop
 async def test_a_remote_topic_that_takes_no_markers_is_reported_and_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -257,7 +244,6 @@ async def test_a_remote_topic_that_takes_no_markers_is_reported_and_delays_no_ot
         await eventually(lambda: world.engine(0).effects.remote_problems()[f"writing to {THERE}"] is None)
 
 
-@on_a_loop
 async def test_what_a_group_of_another_shard_needs_stays() -> None:
     async with shards_on() as world:
         app = await App.on(world, 0, THERE)
@@ -308,7 +294,6 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
             assert asked == [THERE]  # a shard that does not answer is waited for once
 
 
-@on_a_loop
 async def test_a_decision_log_that_lost_what_topics_of_another_shard_know_is_found_out() -> None:
     async with shards_on() as world:
         app = await App.on(world, 0, THERE)
@@ -323,7 +308,6 @@ async def test_a_decision_log_that_lost_what_topics_of_another_shard_know_is_fou
         assert told == ["__txnbuffer_decisions-partition-0"]
 
 
-@on_a_loop
 async def test_names_groups_and_streams_belong_to_a_shard() -> None:
     async with shards_on() as world:
         app = await App.on(world, 0)
@@ -353,7 +337,6 @@ def test_shards_that_cannot_be_are_refused(settings: ServiceConfig, cluster_mode
         check(replace(Settings(), service=settings), cluster_mode=cluster_mode)
 
 
-@on_a_loop
 async def test_counts_of_others_topics_are_not_promised() -> None:
     config = replace(CLUSTER_CONFIG, verify_counts=True)
     with pytest.raises(InvalidConfiguration, match="only a cluster has several"):

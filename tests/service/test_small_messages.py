@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from raw_session import RawSession, transactional
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 
 from broker_io import open_broker
 from broker_io.errors import MessageTooLarge
@@ -58,7 +58,6 @@ def all_ended(engine: Engine) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-@on_a_loop
 async def test_many_commits_at_once_go_into_groups_that_fit(kind: str, tmp_path: Path) -> None:
     with opened(kind, tmp_path, 16 * KIB) as broker:
         async with engine_on(broker) as engine:
@@ -77,7 +76,6 @@ async def test_many_commits_at_once_go_into_groups_that_fit(kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["file"])
-@on_a_loop
 async def test_one_commit_that_fits_no_message_is_refused_and_the_service_continues(kind: str, tmp_path: Path) -> None:
     with opened(kind, tmp_path, 16 * KIB) as broker:
         async with engine_on(broker) as engine:
@@ -102,7 +100,6 @@ async def test_one_commit_that_fits_no_message_is_refused_and_the_service_contin
         assert visible(broker, TOPICS[60]) == {}
 
 
-@on_a_loop
 async def test_a_log_made_with_larger_messages_continues_with_small_ones(tmp_path: Path) -> None:
     with opened("file", tmp_path, 1024 * KIB) as broker:
         async with engine_on(broker) as engine:
@@ -123,7 +120,6 @@ async def test_a_log_made_with_larger_messages_continues_with_small_ones(tmp_pat
         assert visible(broker, "a") == {b"v": 6000}
 
 
-@on_a_loop
 async def test_snapshots_of_many_aborts_fit_small_messages(tmp_path: Path) -> None:
     with opened("file", tmp_path, 4 * KIB) as broker:
         async with engine_on(broker) as engine:
@@ -138,7 +134,6 @@ async def test_snapshots_of_many_aborts_fit_small_messages(tmp_path: Path) -> No
         assert largest(broker, "__txnbuffer_snapshots") <= 4 * KIB
 
 
-@on_a_loop
 async def test_a_service_needs_messages_that_hold_a_decision() -> None:
     with pytest.raises(InvalidConfiguration, match="max_message_bytes must be at least 4096, got 1000"):
         await Engine.start(MemoryBroker(max_message_bytes=1000))

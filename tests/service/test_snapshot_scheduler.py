@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from service_setup import engine_on, on_a_loop, session_on
+from service_setup import engine_on, session_on
 
 from broker_io.memory import MemoryBroker
 from txnbuffer.service.topics.upkeep import SnapshotScheduler
 
 
-@on_a_loop
 async def test_listener_is_called_before_each_capture() -> None:
     async with engine_on(MemoryBroker()) as engine:
         await session_on(engine, "a", "b")

@@ -13,7 +13,7 @@ from cut_readers import cut_short
 from http_answers import get
 from raw_session import InProcess, OverGrpc, RawSession
 from service.running_services import Running, owners, service
-from service_setup import engine_on, eventually, on_a_loop, visible
+from service_setup import engine_on, eventually, visible
 
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed, PositionTrimmed, ServiceUnavailable
@@ -44,7 +44,6 @@ def waiting(cluster: MemoryBroker) -> tuple[Standby, asyncio.Event, asyncio.Task
     return standby, stop, asyncio.ensure_future(standby.wait(stop))
 
 
-@on_a_loop
 async def test_it_waits_for_the_owner_to_go_and_continues_with_what_it_left(cluster):
     async with cluster_engine(cluster) as (active, its):
         app = await app_on(active, cluster, "a", "b")
@@ -70,7 +69,6 @@ async def test_it_waits_for_the_owner_to_go_and_continues_with_what_it_left(clus
         active.fail(ServiceUnavailable("its process is gone"))
 
 
-@on_a_loop
 async def test_topics_whose_snapshots_cover_their_logs_are_served_before_their_readers_are_open(cluster):
     """A cluster takes long to open the readers of a thousand topics."""
     async with cluster_engine(cluster) as (active, _):
@@ -98,7 +96,6 @@ async def test_topics_whose_snapshots_cover_their_logs_are_served_before_their_r
             await eventually(lambda: engine.topics.manager.buffer("a").applied == cluster.last_position("a"))
 
 
-@on_a_loop
 async def test_it_stops_on_request_without_fencing(cluster):
     async with cluster_engine(cluster) as (active, _):
         app = await app_on(active, cluster, "a")
@@ -112,7 +109,6 @@ async def test_it_stops_on_request_without_fencing(cluster):
         assert not active.ended.done()
 
 
-@on_a_loop
 async def test_a_cluster_that_is_away_is_named_and_waited_for(cluster):
     with cluster.connect() as broker:
         standby, stop = Standby(broker), asyncio.Event()
@@ -133,7 +129,6 @@ async def test_a_cluster_that_is_away_is_named_and_waited_for(cluster):
         standing.decisions.close()
 
 
-@on_a_loop
 async def test_a_topic_without_an_owner_is_waited_for_from_the_first_question_on(cluster):
     with cluster.connect() as broker:
         refusals = iter([ServiceUnavailable("the topic moves")] * 2)
@@ -150,7 +145,6 @@ async def test_a_topic_without_an_owner_is_waited_for_from_the_first_question_on
         standing.decisions.close()
 
 
-@on_a_loop
 async def test_it_stops_though_the_cluster_does_not_answer(cluster):
     with cluster.connect() as broker:
 
@@ -165,7 +159,6 @@ async def test_it_stops_though_the_cluster_does_not_answer(cluster):
         assert await turn is None
 
 
-@on_a_loop
 async def test_a_read_that_a_slow_cluster_keeps_delays_no_takeover(cluster, monkeypatch):
     monkeypatch.setattr(standing_module, "LAST_READ", 0.05)
     answered, kept, closed = threading.Event(), threading.Event(), threading.Event()
@@ -196,7 +189,6 @@ async def test_a_read_that_a_slow_cluster_keeps_delays_no_takeover(cluster, monk
         active.fail(ServiceUnavailable("its process is gone"))
 
 
-@on_a_loop
 async def test_an_error_that_waiting_can_not_fix_ends_it(cluster):
     with cluster.connect() as broker:
 
@@ -282,7 +274,6 @@ def ready(port: int) -> tuple[int, list[str]]:
     return status, json.loads(text)["waits_for"]
 
 
-@on_a_loop
 async def test_a_standby_service_says_so_and_takes_over(cluster):
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -322,7 +313,6 @@ def role(port: int) -> tuple[int, str]:
     return status, json.loads(text)["role"]
 
 
-@on_a_loop
 async def test_role_is_none_until_a_service_follows_or_owns_the_log(cluster):
     active = Running(cluster)
     first = await active.event("serving")
@@ -349,7 +339,6 @@ async def test_role_is_none_until_a_service_follows_or_owns_the_log(cluster):
     await active.end()
 
 
-@on_a_loop
 async def test_a_fenced_service_ends_with_its_error(cluster):
     active = Running(cluster)
     await active.event("serving")
@@ -361,7 +350,6 @@ async def test_a_fenced_service_ends_with_its_error(cluster):
     assert [event for event, _ in active.events][-2:] == ["failed", "stopped"]
 
 
-@on_a_loop
 async def test_a_fenced_service_with_standby_is_a_standby_again(cluster):
     """It continues to listen, waits for the end of the other one, and serves again."""
     active = Running(cluster, standby=True)

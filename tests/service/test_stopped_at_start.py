@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 from cluster_app import App, app_on, cluster_engine
 from raw_session import InProcess, RawSession
-from service_setup import engine_on, eventually, on_a_loop, visible
+from service_setup import engine_on, eventually, visible
 
 from broker_io.errors import Damaged, Error, ServiceUnavailable
 from broker_io.memory import MemoryBroker
@@ -31,7 +31,6 @@ def cluster():
         yield opened
 
 
-@on_a_loop
 async def test_an_admin_interface_of_another_cluster_is_refused(cluster):
     with MemoryBroker() as other, cluster.connect() as broker:
         other.create_topic(DECISIONS)
@@ -83,7 +82,6 @@ async def come_again(app: App, engine: Engine, left: int) -> None:
     app.ids = iter(await again.lease(100))
 
 
-@on_a_loop
 async def test_a_topic_that_the_cluster_did_not_answer_for_once_continues(cluster):
     app, left = await decide_half(cluster)
     answers = iter([AWAY])
@@ -104,7 +102,6 @@ async def test_a_topic_that_the_cluster_did_not_answer_for_once_continues(cluste
         assert engine.effects.damaged == 0
 
 
-@on_a_loop
 async def test_a_client_that_comes_again_does_not_wait_for_a_topic_that_is_away(cluster):
     app, left = await decide_half(cluster)
     answers: list[Error | None] = [AWAY]
@@ -122,7 +119,6 @@ async def test_a_client_that_comes_again_does_not_wait_for_a_topic_that_is_away(
         await eventually(lambda: visible(cluster, "a") == {b"v": 1})
 
 
-@on_a_loop
 async def test_what_is_tried_again_shows_as_that_and_what_has_stopped_as_that(cluster):
     await decide_half(cluster)
     answers: list[Error | None] = [AWAY]
@@ -140,7 +136,6 @@ async def test_what_is_tried_again_shows_as_that_and_what_has_stopped_as_that(cl
 
 
 @pytest.mark.parametrize("first", [AWAY, DAMAGED], ids=["later", "at once"])
-@on_a_loop
 async def test_what_will_not_pass_stops_that_topic_alone(cluster, first):
     app, left = await decide_half(cluster)
     answers = iter([first])

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from service_setup import engine_on, eventually, on_a_loop
+from service_setup import engine_on, eventually
 from streamed import Follower, client_of, write
 
 from broker_io.memory import MemoryBroker
@@ -26,7 +26,6 @@ def bounds_of(engine: Engine, topic: str = "t") -> list[tuple[int, int]]:
     return [(entry.start, entry.end) for entry in SnapshotIndex(found.followed.index)]
 
 
-@on_a_loop
 async def test_a_clean_close_stores_the_latest_mutation_snapshots(broker: Any) -> None:
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1"})
@@ -36,7 +35,6 @@ async def test_a_clean_close_stores_the_latest_mutation_snapshots(broker: Any) -
         assert bounds_of(engine) == [(2, 3)]
 
 
-@on_a_loop
 async def test_a_topic_with_a_durable_cursor_needs_no_stream(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txnbuffer.service.streams.streams.LINGER", 0.0)
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -59,7 +57,6 @@ async def test_a_topic_with_a_durable_cursor_needs_no_stream(broker: Any, monkey
         assert bounds_of(engine) == [(2, 2), (3, 3)]
 
 
-@on_a_loop
 async def test_a_stream_resumes_inside_the_same_snapshot_after_a_restart(broker: Any) -> None:
     rows = {str(number): "x" for number in range(20)}
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -84,7 +81,6 @@ async def test_a_stream_resumes_inside_the_same_snapshot_after_a_restart(broker:
         assert ends == {21, 22}
 
 
-@on_a_loop
 async def test_a_backfill_begins_at_the_snapshot_of_its_seqno() -> None:
     broker = Recording()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -125,7 +121,6 @@ class Recording(MemoryBroker):
         return super().reader(topic, *rest, **options)
 
 
-@on_a_loop
 async def test_more_mutation_snapshots_than_a_segment_holds_are_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txnbuffer.mutations.index.SEGMENT_ENTRIES", 4)
     broker = MemoryBroker()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from histories import place
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on
 from streamed import Follower, client_of
 
 from broker_io.batch import Batch, Message
@@ -30,7 +30,6 @@ def a_set(first: int, size: int = 5) -> Message:
 
 
 @pytest.mark.usefixtures("together")
-@on_a_loop
 async def test_a_read_may_begin_in_the_middle_of_a_record_set(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = MemoryBroker()
     broker.create_topic("t")

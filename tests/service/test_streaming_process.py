@@ -51,7 +51,6 @@ async def test_a_killed_service_continues_in_the_middle_of_a_snapshot(tmp_path):
         service.kill()
 
 
-@on_a_loop_for(200.0)
 async def test_a_stream_without_a_service_gets_an_error_and_continues_later(tmp_path):
     port = kept_port()
     service = ServiceProcess(tmp_path, port=port).wait_serving()

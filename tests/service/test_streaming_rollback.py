@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import txnbuf
 from service_process import ServiceProcess, kept_port
-from service_setup import engine_on, on_a_loop, on_a_loop_for
+from service_setup import engine_on
 from streamed import Follower, client_of, write
 from writing import TopicWriter
 
@@ -26,7 +26,6 @@ def recover(directory: Path, topic: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@on_a_loop_for(200.0)
 async def test_a_log_that_was_set_back_rolls_its_streams_back_to_where_it_ends(tmp_path: Path) -> None:
     log, backup, port = tmp_path / "log", tmp_path / "backup", kept_port()
     async with connect(f"file:{log}") as client:
@@ -139,7 +138,6 @@ def test_a_log_that_has_lost_its_beginning_is_another_history() -> None:
 
 
 @pytest.mark.parametrize("seqno", [3, 7])
-@on_a_loop
 async def test_streams_of_a_rebuilt_topic_that_lost_nothing_just_continue(seqno: int) -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from service_setup import engine_on, eventually, on_a_loop
+from service_setup import engine_on, eventually
 from streamed import client_of, write
 
 from broker_io.errors import InvalidTopicName, ServiceUnavailable
@@ -16,7 +16,6 @@ from txnbuffer.mutations.cursor import Cursor
 from txnbuffer.streams.client import ClientConfig, StreamClient
 
 
-@on_a_loop
 async def test_a_topic_of_the_service_itself_is_not_streamed(broker):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1"})
@@ -26,7 +25,6 @@ async def test_a_topic_of_the_service_itself_is_not_streamed(broker):
         assert await client.stream("t", to="now").next() is not None
 
 
-@on_a_loop
 async def test_a_stream_that_is_asked_to_end_before_its_beginning_ends_at_once(broker):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1", "b": "2"})
@@ -36,7 +34,6 @@ async def test_a_stream_that_is_asked_to_end_before_its_beginning_ends_at_once(b
         assert await client.stream("t", from_=token, to=1).next() is None, "nor on a connection that stands"
 
 
-@on_a_loop
 async def test_streams_that_wait_cost_nothing_while_another_topic_is_written(broker, monkeypatch):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "still", {"a": "1"})
@@ -58,7 +55,6 @@ async def test_streams_that_wait_cost_nothing_while_another_topic_is_written(bro
         await eventually(lambda: all(not cursor._handed for cursor in asked))
 
 
-@on_a_loop
 async def test_a_stream_of_a_closed_client_is_an_error(broker):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1"})
@@ -71,7 +67,6 @@ async def test_a_stream_of_a_closed_client_is_an_error(broker):
                 await late.next()
 
 
-@on_a_loop
 async def test_a_stream_that_a_defect_ended_says_so_each_time(broker, monkeypatch):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         stream = client.stream("t")

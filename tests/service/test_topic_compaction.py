@@ -15,7 +15,7 @@ from file_logs import World, segment_paths
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_session import RawSession, transactional
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 from streamed import Follower, client_of
 
 from broker_io.batch import Batch, Message
@@ -164,7 +164,6 @@ def test_the_largest_backlog_is_first() -> None:
     assert choose({"small": 10, "large": 1000}, {"small": 7}) == "small"
 
 
-@on_a_loop
 async def test_a_topic_is_compacted_once_enough_of_it_is_dirty() -> None:
     async with stage("a") as one:
         for value in "xyz":
@@ -190,7 +189,6 @@ async def test_a_topic_is_compacted_once_enough_of_it_is_dirty() -> None:
         assert one.compaction.runs["a"].after.ratio == 0.0
 
 
-@on_a_loop
 async def test_an_undecided_record_and_all_after_it_are_left_alone() -> None:
     async with stage("a") as one:
         await one.policy("a", CompactionPolicy(dirty_ratio=0.1))
@@ -212,7 +210,6 @@ async def test_an_undecided_record_and_all_after_it_are_left_alone() -> None:
         assert one.contents("a") == {b"w": 1, b"%d" % txn: 1}
 
 
-@on_a_loop
 async def test_records_younger_than_the_least_lag_are_left_alone() -> None:
     async with stage("a") as one:
         await one.policy("a", CompactionPolicy(dirty_ratio=0.1, least_lag_ms=60_000))
@@ -228,7 +225,6 @@ async def test_records_younger_than_the_least_lag_are_left_alone() -> None:
         assert one.cleaned("a") == one.broker.ledgers("a")[1].ledger
 
 
-@on_a_loop
 async def test_records_older_than_the_most_lag_are_compacted_whatever_the_ratio() -> None:
     async with stage("a") as one:
         await one.policy("a", CompactionPolicy(dirty_ratio=1.0, most_lag_ms=60_000))
@@ -249,7 +245,6 @@ async def test_records_older_than_the_most_lag_are_compacted_whatever_the_ratio(
         assert (one.compaction.totals.runs, len(one.broker.ledgers("a"))) == (2, count + 1), "nothing is dirty"
 
 
-@on_a_loop
 async def test_a_small_backlog_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage("small", "large") as one:
         for topic in ("small", "large"):
@@ -288,14 +283,12 @@ async def purged_after(one: Stage, *, grace: float = 0.0) -> int:
     return one.broker.compaction("a").purged
 
 
-@on_a_loop
 async def test_a_deletion_is_purged_once_nothing_needs_it() -> None:
     async with stage("a") as one:
         assert await purged_after(one) == one.broker.ledgers("a")[1].ledger
         assert one.contents("a") == {b"y": 1}
 
 
-@on_a_loop
 async def test_a_deletion_stays_for_its_grace_period() -> None:
     async with stage("a") as one:
         assert await purged_after(one, grace=100.0) == 0
@@ -305,7 +298,6 @@ async def test_a_deletion_stays_for_its_grace_period() -> None:
         assert one.broker.compaction("a").purged > 0
 
 
-@on_a_loop
 async def test_a_cursor_keeps_the_deletions_that_its_reader_has_not_seen() -> None:
     async with stage("a") as one:
         await one.engine.cursors.add("a", "reader", "beginning")
@@ -316,7 +308,6 @@ async def test_a_cursor_keeps_the_deletions_that_its_reader_has_not_seen() -> No
         assert one.broker.compaction("a").purged > 0
 
 
-@on_a_loop
 async def test_a_group_keeps_the_deletions_that_it_has_not_consumed() -> None:
     async with stage("a", "b") as one:
         await one.write("a", "first", "1")
@@ -331,7 +322,6 @@ async def test_a_group_keeps_the_deletions_that_it_has_not_consumed() -> None:
 
 
 @pytest.mark.parametrize("who", ["cursor", "group"])
-@on_a_loop
 async def test_what_a_compaction_is_about_to_purge_is_kept_for_readers_that_come_meanwhile(
     who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,7 +360,6 @@ async def test_what_a_compaction_is_about_to_purge_is_kept_for_readers_that_come
 # What stays as it is
 
 
-@on_a_loop
 async def test_transactions_seqnos_and_a_restart() -> None:
     world = World()
     async with stage("a", world=world) as one:
@@ -393,7 +382,6 @@ async def test_transactions_seqnos_and_a_restart() -> None:
         assert one.contents("a") == {b"z": 1, b"%d" % txn: 1}
 
 
-@on_a_loop
 async def test_a_topic_without_transactions_is_registered_for_its_compaction() -> None:
     world = World()
     async with stage(world=world) as one:
@@ -412,7 +400,6 @@ async def test_a_topic_without_transactions_is_registered_for_its_compaction() -
         assert one.broker.compaction("plain").policy is None
 
 
-@on_a_loop
 async def test_a_topic_is_not_trimmed_while_it_is_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage("a") as one:
         for value in "uvwxyz":
@@ -441,7 +428,6 @@ async def test_a_topic_is_not_trimmed_while_it_is_compacted(monkeypatch: pytest.
         assert keep.trimmed > 0
 
 
-@on_a_loop
 async def test_the_visibility_of_a_compaction_does_not_change_meanwhile() -> None:
     async with stage("a") as one:
         kept, gone = await one.begin("a"), await one.begin("a")
@@ -458,7 +444,6 @@ async def test_the_visibility_of_a_compaction_does_not_change_meanwhile() -> Non
         assert len(pinned.suppressed) == 0
 
 
-@on_a_loop
 async def test_a_snapshot_that_a_stream_reads_from_the_log_is_left_alone() -> None:
     small = StreamsConfig(memory_bytes=200_000, readers=1)
     async with stage("a", streams=small) as one, client_of(one.engine, one.broker) as client:
@@ -492,7 +477,6 @@ async def test_a_snapshot_that_a_stream_reads_from_the_log_is_left_alone() -> No
 # When it can't
 
 
-@on_a_loop
 async def test_a_damaged_segment_quarantines_its_topic() -> None:
     async with stage("a", "b") as one:
         for topic in ("a", "b"):
@@ -523,7 +507,6 @@ async def test_a_damaged_segment_quarantines_its_topic() -> None:
             await one.request("a")
 
 
-@on_a_loop
 async def test_another_error_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage("a") as one:
         await one.policy("a")
@@ -546,7 +529,6 @@ async def test_another_error_is_tried_again_after_a_while(monkeypatch: pytest.Mo
         assert one.contents("a") == {b"z": 1}
 
 
-@on_a_loop
 async def test_a_compaction_ends_with_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     async with stage("a", world=world) as one:
@@ -572,7 +554,6 @@ async def test_a_compaction_ends_with_its_service(monkeypatch: pytest.MonkeyPatc
         assert one.contents("a") == {b"x": 1, b"y": 1, b"z": 1}
 
 
-@on_a_loop
 async def test_a_request_joins_one_that_waits_or_runs_and_follows_a_run_of_the_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -613,7 +594,6 @@ async def test_a_request_joins_one_that_waits_or_runs_and_follows_a_run_of_the_s
         await checking
 
 
-@on_a_loop
 async def test_a_compaction_leaves_the_room_that_appends_need() -> None:
     async with stage("a") as one:
         for value in "xyz":
@@ -665,7 +645,6 @@ def test_the_io_limit_waits_and_notices_the_end(monkeypatch: pytest.MonkeyPatch)
     assert clock.monotonic() - before < 1.0
 
 
-@on_a_loop
 async def test_requests_for_what_is_no_data_topic_are_refused() -> None:
     async with stage("a") as one:
         with pytest.raises(TopicNotFound, match="no topic 'missing' to compact"):

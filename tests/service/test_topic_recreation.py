@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster_app import app_on, cluster_engine
 from raw_session import InProcess, RawSession
-from service_setup import eventually, on_a_loop, visible
+from service_setup import eventually, visible
 
 from broker_io.errors import ServiceUnavailable, TopicNotFound, UnsafePolicy
 from broker_io.memory import MemoryBroker
@@ -56,7 +56,6 @@ async def noticed(engine: Engine, name: str) -> None:
     await eventually(lambda: isinstance(engine.topics.get(name).problem, TopicNotFound))
 
 
-@on_a_loop
 async def test_a_recreated_topic_is_registered_again_without_a_request(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -73,7 +72,6 @@ async def test_a_recreated_topic_is_registered_again_without_a_request(cluster):
         assert engine.topics.get("a").obstacle is None
 
 
-@on_a_loop
 async def test_a_topic_recreated_with_partitions_is_no_longer_reported(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -101,7 +99,6 @@ async def test_a_topic_recreated_with_partitions_is_no_longer_reported(cluster):
     assert [(found.topic, found.level) for found in verify(cluster)] == []
 
 
-@on_a_loop
 async def test_who_waits_hears_of_a_marker_that_was_read_when_the_topic_was_registered_again(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -122,7 +119,6 @@ async def test_who_waits_hears_of_a_marker_that_was_read_when_the_topic_was_regi
         await eventually(lambda: engine.coordinator.transaction(TxnId(0, txn)) is None)
 
 
-@on_a_loop
 async def test_what_was_committed_to_the_new_topic_before_it_was_noticed_becomes_visible(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -142,7 +138,6 @@ async def test_what_was_committed_to_the_new_topic_before_it_was_noticed_becomes
         assert visible(cluster, "a") == {b"v": 1}
 
 
-@on_a_loop
 async def test_what_went_with_the_old_topic_needs_no_marker_in_the_new_one(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
@@ -161,7 +156,6 @@ async def test_what_went_with_the_old_topic_needs_no_marker_in_the_new_one(clust
         assert engine.effects.damaged == 0
 
 
-@on_a_loop
 async def test_a_commit_is_refused_where_its_topic_was_deleted_and_nothing_of_it_happens(cluster, monkeypatch):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
@@ -183,7 +177,6 @@ async def test_a_commit_is_refused_where_its_topic_was_deleted_and_nothing_of_it
         assert "b" not in broker.topics()
 
 
-@on_a_loop
 async def test_a_client_that_registers_a_deleted_topic_gets_another_one(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
@@ -203,7 +196,6 @@ async def test_a_client_that_registers_a_deleted_topic_gets_another_one(cluster)
         assert engine.effects.damaged == 0
 
 
-@on_a_loop
 async def test_a_reader_that_is_opened_again_does_not_read_another_topic_as_its_own(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
@@ -218,7 +210,6 @@ async def test_a_reader_that_is_opened_again_does_not_read_another_topic_as_its_
         assert isinstance(first.problem, TopicNotFound)
 
 
-@on_a_loop
 async def test_the_broker_is_queried_until_a_missing_topic_is_resolved(cluster, monkeypatch):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
@@ -242,7 +233,6 @@ async def test_the_broker_is_queried_until_a_missing_topic_is_resolved(cluster, 
         assert len(asked) >= 3
 
 
-@on_a_loop
 async def test_an_error_of_registering_again_is_reported_until_it_passes(cluster, monkeypatch):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
@@ -273,7 +263,6 @@ async def test_an_error_of_registering_again_is_reported_until_it_passes(cluster
         await eventually(lambda: visible(cluster, "a") == {b"v": 2})
 
 
-@on_a_loop
 async def test_a_topic_recreated_while_no_service_ran_is_followed(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a", "gone")
@@ -293,7 +282,6 @@ async def test_a_topic_recreated_while_no_service_ran_is_followed(cluster):
         assert visible(cluster, "a") == {b"v": 1}
 
 
-@on_a_loop
 async def test_a_topic_that_only_seemed_to_be_gone_continues_where_it_was(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")

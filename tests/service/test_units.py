@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from raw_session import InProcess, RawSession, transactional
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import DiskWatermark, Error
@@ -80,7 +80,6 @@ async def answered(session: RawSession, *requests: int) -> list[object]:
     return [session.answers.pop(request) for request in requests]
 
 
-@on_a_loop
 async def test_a_transaction_on_one_topic_is_one_append_without_a_decision() -> None:
     async with begun("t") as (broker, _, session, ids):
         session.link.send(whole(1000, ids[0], "t", records=3))
@@ -89,7 +88,6 @@ async def test_a_transaction_on_one_topic_is_one_append_without_a_decision() -> 
         assert visible(broker, "t") == {b"v": 3}
 
 
-@on_a_loop
 async def test_a_transaction_on_two_topics_is_one_append_with_its_decision() -> None:
     async with begun("t", "u") as (broker, _, session, ids):
         session.link.send(whole(1000, ids[0], "t", "u"))
@@ -98,7 +96,6 @@ async def test_a_transaction_on_two_topics_is_one_append_with_its_decision() -> 
         assert visible(broker, "t") == visible(broker, "u") == {b"v": 1}
 
 
-@on_a_loop
 async def test_a_number_and_positions_are_in_the_same_append() -> None:
     async with begun("t") as (broker, _, session, ids):
         opened = await session.ask(open_names=lambda request: (NamedRequest(request, "shop"),))
@@ -108,7 +105,6 @@ async def test_a_number_and_positions_are_in_the_same_append() -> None:
         assert broker.units == [{"t": 2, DECISIONS: 1}]
 
 
-@on_a_loop
 async def test_the_transactions_of_one_turn_share_an_append_and_a_refused_one_fails_alone() -> None:
     async with begun("t", "u") as (broker, _, session, ids):
         missing = Commit(1001, TxnId(0, ids[1]), ("t",), (2,))
@@ -122,7 +118,6 @@ async def test_the_transactions_of_one_turn_share_an_append_and_a_refused_one_fa
         assert visible(broker, "t") == {b"v": 2}
 
 
-@on_a_loop
 async def test_a_commit_whose_records_are_in_flight_waits_for_them() -> None:
     async with begun("t") as (broker, engine, session, ids):
         broker.faults.hold(topic="t", written=False)
@@ -137,7 +132,6 @@ async def test_a_commit_whose_records_are_in_flight_waits_for_them() -> None:
         assert visible(broker, "t") == {b"v": 1}
 
 
-@on_a_loop
 async def test_a_frame_that_is_repeated_on_a_new_connection_writes_nothing_again() -> None:
     async with begun("t", "u") as (broker, engine, session, ids):
         broker.faults.hold(topic="u")
@@ -156,7 +150,6 @@ async def test_a_frame_that_is_repeated_on_a_new_connection_writes_nothing_again
         assert visible(broker, "t") == visible(broker, "u") == {b"v": 1}
 
 
-@on_a_loop
 async def test_units_that_are_refused_are_written_later_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appends, "PAUSE", 0.01)
     async with begun("t", "u") as (broker, engine, session, ids):
@@ -176,7 +169,6 @@ async def test_units_that_are_refused_are_written_later_in_their_order(monkeypat
         assert visible(broker, "t") == visible(broker, "u") == {b"v": 1}
 
 
-@on_a_loop
 async def test_frames_wait_while_the_next_unit_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appends, "UNIT_BYTES", 1000)
     async with begun("t") as (broker, engine, session, ids):
@@ -191,7 +183,6 @@ async def test_frames_wait_while_the_next_unit_is_full(monkeypatch: pytest.Monke
         assert visible(broker, "t") == {b"v": 100}
 
 
-@on_a_loop
 async def test_what_a_topic_was_held_with_is_appended_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appends, "BACKLOG_BYTES", 100)
     monkeypatch.setattr(appends, "FLIGHT_BYTES", 100)
@@ -211,7 +202,6 @@ async def test_what_a_topic_was_held_with_is_appended_in_pieces(monkeypatch: pyt
         assert visible(broker, "t") == {b"ordinary": 9, b"v": 1}
 
 
-@on_a_loop
 async def test_decisions_are_reported_before_the_markers_of_their_unit() -> None:
     async with begun("t", "u") as (_, engine, session, ids):
         for number in range(20):
@@ -222,7 +212,6 @@ async def test_decisions_are_reported_before_the_markers_of_their_unit() -> None
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["held", "stopped"])
-@on_a_loop
 async def test_what_belongs_to_a_unit_is_appended_although_its_topic_is_held_or_stopped(stopped: bool) -> None:
     async with begun("t", "u") as (broker, engine, session, ids):
         topic = topic_of(engine, "t")
@@ -241,7 +230,6 @@ async def test_what_belongs_to_a_unit_is_appended_although_its_topic_is_held_or_
         assert visible(broker, "t") == {b"v": 1}
 
 
-@on_a_loop
 async def test_a_commit_waits_for_records_of_a_topic_that_was_held_when_they_came() -> None:
     async with begun("t", "u") as (broker, engine, session, ids):
         topic = topic_of(engine, "t")
@@ -262,7 +250,6 @@ async def test_a_commit_waits_for_records_of_a_topic_that_was_held_when_they_cam
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["held", "stopped"])
-@on_a_loop
 async def test_records_for_a_topic_that_is_held_or_stopped_delay_no_other_client(stopped: bool) -> None:
     async with begun("t", "u") as (_, engine, session, ids):
         topic = topic_of(engine, "t")

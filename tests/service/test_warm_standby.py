@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cluster_app import App, app_on, cluster_engine
-from service_setup import eventually, on_a_loop, visible
+from service_setup import eventually, visible
 
 from bench.log_owner import LogOwner
 from broker_io.errors import ServiceUnavailable
@@ -98,7 +98,6 @@ async def take_over(waiting: Waiting, active: Engine, *, warm: int) -> None:
     active.fail(ServiceUnavailable("its process is gone"))
 
 
-@on_a_loop
 async def test_all_topics_are_warm_at_a_takeover(cluster):
     async with cluster_engine(cluster) as (active, its):
         app = await app_on(active, cluster, "a", "b")
@@ -121,7 +120,6 @@ async def test_all_topics_are_warm_at_a_takeover(cluster):
         active.fail(ServiceUnavailable("its process is gone"))
 
 
-@on_a_loop
 async def test_it_writes_to_no_topic(cluster):
     async with cluster_engine(cluster) as (active, _):
         app = await app_on(active, cluster, "a")
@@ -146,7 +144,6 @@ async def test_it_writes_to_no_topic(cluster):
         waiting.broker.close()
 
 
-@on_a_loop
 async def test_topics_without_room_are_recovered_from_the_log(cluster):
     async with cluster_engine(cluster) as (active, its):
         app = await app_on(active, cluster, "a", "b")
@@ -160,7 +157,6 @@ async def test_topics_without_room_are_recovered_from_the_log(cluster):
         active.fail(ServiceUnavailable("its process is gone"))
 
 
-@on_a_loop
 async def test_a_topic_with_a_newer_snapshot_is_restored_from_it(cluster, monkeypatch):
     monkeypatch.setattr(warm_topics, "RENEW_AFTER", 0.0)
     async with cluster_engine(cluster) as (active, its):
@@ -179,7 +175,6 @@ async def test_a_topic_with_a_newer_snapshot_is_restored_from_it(cluster, monkey
         await take_over(waiting, active, warm=1)
 
 
-@on_a_loop
 async def test_a_topic_that_is_created_again_is_followed_again(cluster):
     async with cluster_engine(cluster) as (active, its):
         app = await app_on(active, cluster, "a")
@@ -197,7 +192,6 @@ async def test_a_topic_that_is_created_again_is_followed_again(cluster):
         await take_over(waiting, active, warm=1)
 
 
-@on_a_loop
 async def test_what_was_read_and_not_applied_makes_no_topic_warm(cluster):
     """Its reader would continue after the messages that the buffer lacks."""
     async with cluster_engine(cluster) as (active, its):

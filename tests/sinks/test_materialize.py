@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on
 from streamed import client_of, write
 
 from bench.log_owner import LogOwner
@@ -40,7 +40,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "tables.db"
 
 
-@on_a_loop
 async def test_topics_become_tables_and_continue(path):
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -58,7 +57,6 @@ async def test_topics_become_tables_and_continue(path):
         assert (again.caught_up, table(path)) == (True, {"b": "2", "c": "3"})
 
 
-@on_a_loop
 async def test_a_partial_snapshot_is_completed_by_the_next_owner(path, monkeypatch):
     monkeypatch.setattr(runner, "MAX_ROWS", 8)
     broker = MemoryBroker()
@@ -86,7 +84,6 @@ def stop_inside(filled: SinkProgress, stop: asyncio.Event) -> None:
         stop.set()
 
 
-@on_a_loop
 async def test_a_recreated_topic_starts_over(path):
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -99,7 +96,6 @@ async def test_a_recreated_topic_starts_over(path):
         assert (done.rollbacks, table(path), standing(path)) == (1, {"both": "2"}, [("t", 1, 1)])
 
 
-@on_a_loop
 async def test_a_branched_history_is_followed_from_the_branch(path, tmp_path):
     """The log is restored from an older copy, and its state rebuilt."""
     log, copy = tmp_path / "log", tmp_path / "copy"
@@ -123,7 +119,6 @@ async def test_a_branched_history_is_followed_from_the_branch(path, tmp_path):
     assert (done.rollbacks, done.mutations, table(path), standing(path)) == (1, 1, {"a": "1"}, [("t", 3, 1)])
 
 
-@on_a_loop
 async def test_trimmed_mutations_are_reported_and_the_table_can_be_replaced(path):
     broker = MemoryBroker(ledger_entries=8)
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -144,7 +139,6 @@ async def test_trimmed_mutations_are_reported_and_the_table_can_be_replaced(path
         assert 0 < len(table(path)) < 40
 
 
-@on_a_loop
 async def test_tables_that_can_not_be_written_are_rejected_and_unchanged(path):
     broker, other = MemoryBroker(), MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:

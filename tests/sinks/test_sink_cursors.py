@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from service_setup import on_a_loop
 from sinks.sink_rigs import ListSink, Script, batch, row, token
 from writing import TopicWriter
 
@@ -51,7 +50,6 @@ class Slow(ListSink):
         super().write(batches)
 
 
-@on_a_loop
 async def test_a_sink_moves_its_cursor_up_to_what_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MOVE_INTERVAL", 0.0)
     monkeypatch.setattr("txnbuffer.sinks.runner.MAX_ROWS", 1)
@@ -200,7 +198,6 @@ def test_a_relay_without_new_records_repeats_the_last_move(
     assert service.moves() == [(4, 0)] * 2
 
 
-@on_a_loop
 async def test_a_reader_without_new_records_repeats_the_last_move(monkeypatch: pytest.MonkeyPatch) -> None:
     cursors = Cursors(ListSink(token(9)))
     hold = CursorLease(cursors, "t", "table")  # type: ignore[arg-type]  # fake cursors

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from service_setup import engine_on, eventually, on_a_loop
+from service_setup import engine_on, eventually
 from sinks.sink_rigs import ListSink, Script, batch, row, token
 from streamed import client_of, write
 
@@ -26,7 +26,6 @@ def seqnos(sink: ListSink) -> list[int]:
     return [row.seqno for row in sink.rows]
 
 
-@on_a_loop
 async def test_waiting_batches_are_written_at_once():
     sink, heard = ListSink(), []
     items = [batch(token(n), row(n, "a", "x"), caught_up=n == 5) for n in range(1, 6)]
@@ -35,7 +34,6 @@ async def test_waiting_batches_are_written_at_once():
     assert (done.mutations, done.rollbacks, done.token, done.caught_up) == (5, 0, token(5), True)
 
 
-@on_a_loop
 async def test_a_large_snapshot_is_written_in_parts_after_earlier_batches(monkeypatch):
     monkeypatch.setattr(runner, "MAX_ROWS", 4)
     parts = [batch(token(n, 2, 20), row(n, f"{n}", "x")) for n in range(3, 11)]
@@ -47,7 +45,6 @@ async def test_a_large_snapshot_is_written_in_parts_after_earlier_batches(monkey
     assert heard == [token(2), token(6, 2, 20), token(10, 2, 20), token(20)]
 
 
-@on_a_loop
 async def test_bytes_limit_a_write_too(monkeypatch):
     monkeypatch.setattr(runner, "MAX_BYTES", 100)
     parts = [batch(token(n, 0, 9), row(n, f"{n}", "x" * 60)) for n in range(1, 6)]
@@ -56,7 +53,6 @@ async def test_bytes_limit_a_write_too(monkeypatch):
     assert sink.writes == [2, 2, 2]
 
 
-@on_a_loop
 async def test_a_sink_continues_from_its_token():
     place = token(7, 5, 9)
     script, sink = Script([batch(token(9), row(9, "a", "x")), None]), ListSink(place)
@@ -67,7 +63,6 @@ async def test_a_sink_continues_from_its_token():
     assert (empty.asked, done.token) == (["beginning"], None)
 
 
-@on_a_loop
 async def test_a_rollback_is_applied_and_reported_to_the_stream():
     back = Rollback("t", 6, token(9))
     items = [batch(token(5), row(5, "a", "x")), batch(token(9), row(9, "a", "y")), back]
@@ -77,7 +72,6 @@ async def test_a_rollback_is_applied_and_reported_to_the_stream():
     assert (done.rollbacks, done.token) == (1, token(8))
 
 
-@on_a_loop
 async def test_the_start_of_a_snapshot_is_dropped_if_it_is_rolled_back():
     back = Rollback("t", 6, token(9, 5, 12))
     items = [batch(token(5), row(5, "a", "x")), batch(token(9, 5, 12), row(9, "a", "y")), back]
@@ -86,7 +80,6 @@ async def test_the_start_of_a_snapshot_is_dropped_if_it_is_rolled_back():
     assert (script.undone, seqnos(sink)) == ([5], [5, 8])
 
 
-@on_a_loop
 async def test_a_discarded_sink_starts_over_from_the_oldest():
     back = Rollback("t", 0, token(9))
     script = Script([batch(token(9), row(9, "a", "y")), back], [batch(token(2), row(2, "b", "z")), None])
@@ -96,7 +89,6 @@ async def test_a_discarded_sink_starts_over_from_the_oldest():
     assert (done.rollbacks, done.mutations) == (1, 2)
 
 
-@on_a_loop
 async def test_a_sink_of_another_cluster_is_rejected():
     sink = ListSink(token(0))
     with pytest.raises(ForeignSink, match="the list holds topic 't' of cluster c-1, not c-2: use another sink"):
@@ -104,7 +96,6 @@ async def test_a_sink_of_another_cluster_is_rejected():
     assert sink.rows == []
 
 
-@on_a_loop
 async def test_it_stops_on_request():
     stop = asyncio.Event()
     script, sink = Script([batch(token(1), row(1, "a", "x"))]), ListSink()
@@ -123,7 +114,6 @@ def test_errors_of_the_stream_are_raised_and_writes_are_complete(error):
     assert (again.asked, seqnos(sink)) == (["beginning"], [1])
 
 
-@on_a_loop
 async def test_a_cancelled_caller_waits_for_the_sink():
     begun, go_on, done = threading.Event(), threading.Event(), []
 
@@ -143,7 +133,6 @@ async def test_a_cancelled_caller_waits_for_the_sink():
     assert done == [1]
 
 
-@on_a_loop
 async def test_a_sink_follows_an_engine_and_is_rejected_by_another():
     broker = MemoryBroker()
     sink = ListSink()

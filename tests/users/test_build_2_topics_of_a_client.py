@@ -13,7 +13,7 @@ from access_world import accessed
 from client_world import run
 from cluster_app import cluster_engine
 from reading import read_values
-from service_setup import engine_on, eventually, on_a_loop
+from service_setup import engine_on, eventually
 
 from broker_io import open_broker
 from broker_io.batch import Batch
@@ -344,7 +344,6 @@ def test_a_deletion_that_was_interrupted_is_completed_by_the_next_owner(tmp_path
         assert read_values(client, "stock", 2) == [b"1", b"2"]
 
 
-@on_a_loop
 async def test_only_operators_of_the_topic_may_delete_it(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         async with service.connect("root") as client, client.transaction() as txn:
