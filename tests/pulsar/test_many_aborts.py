@@ -24,7 +24,7 @@ from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.frames import Abort, ClientFrame
 
 FULL = os.environ.get("SOAK") == "full"
-ABORTS = 1_000_001 if FULL else 24_001
+ABORTS = 1_000_001 if FULL else 9_001
 AT_ONCE = 8_000
 MORE = 2_500
 """Aborts after a recovery, whose snapshots contain only the changes."""

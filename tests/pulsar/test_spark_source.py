@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.port import Broker
 
+FULL = os.environ.get("SOAK") == "full"
 SECONDS = 400.0
 TOPIC = "orders"
 
@@ -57,7 +59,7 @@ class World:
         return self.spark.read.format("txnbuffer").options(**self.options, **options).load()
 
 
-@pytest.fixture(params=["files", "cluster"])
+@pytest.fixture
 def world(request: pytest.FixtureRequest, spark: Any, tmp_path: Path) -> Iterator[World]:
     if request.param == "files":
         broker, options = open_broker(f"file:{tmp_path}/log"), {"broker": f"file:{tmp_path}/log"}
@@ -72,6 +74,7 @@ def world(request: pytest.FixtureRequest, spark: Any, tmp_path: Path) -> Iterato
         yield World(spark, broker, manager, options)
 
 
+@pytest.mark.parametrize("world", ["files", "cluster"], indirect=True)
 def test_long_read_fails_or_continues_if_its_log_is_trimmed_meanwhile(world: World, tmp_path: Path) -> None:
     def read(name: str, **options: str) -> list[Row]:
         """Read; the log is trimmed after the first tasks have read some records and before the others start."""
@@ -101,6 +104,7 @@ def test_long_read_fails_or_continues_if_its_log_is_trimmed_meanwhile(world: Wor
     assert len(left) < len(found) < len(before)
 
 
+@pytest.mark.parametrize("world", ["files", *(["cluster"] if FULL else [])], indirect=True)
 def test_restarted_query_returns_every_record_once_though_the_log_is_trimmed(world: World, tmp_path: Path) -> None:
     def run(**options: str) -> Any:
         frame = world.spark.readStream.format("txnbuffer").options(

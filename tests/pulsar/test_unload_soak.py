@@ -39,6 +39,6 @@ def test_a_report_is_good_without_this(soaking: ModuleType, wrong: str) -> None:
 
 def test_no_standby_takes_over_from_a_service_that_is_alive(soaking: ModuleType, mortal: Standalone) -> None:
     """The active service loses its connections by each of these, and nobody else may have the log meanwhile."""
-    events = [*soaking.UNLOADS, "kill_broker", "unload_ours", "kill_broker"]
+    events = [*soaking.UNLOADS, "kill_broker"]
     report = soaking.soak(mortal, events, seed=1, writers=1, services=2)
     assert report.good, report

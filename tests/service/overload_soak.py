@@ -277,11 +277,11 @@ def _phases(report: Report, service: ServiceProcess, directory: Path, tokens: To
     def others(rate: float, duration: float) -> subprocess.Popen[str]:
         return _worker("others", address, directory / "others", rate, duration, diary)
 
-    short = max(seconds / 10, 5.0)
+    short = max(seconds / 10, 2.0)
     _result(others(0.0, 2.0))  # topics and caches
     report.capacity = round(_result(others(0.0, short))["transactions"] / short, 1)
     load = LOAD * report.capacity
-    report.before = _percentiles(_result(others(load, max(seconds / 4, 10.0)))["latencies"])
+    report.before = _percentiles(_result(others(load, max(seconds / 4, 2.0)))["latencies"])
     report.memory.append(round(_rss(service.process.pid), 1))
     working = others(load, seconds)
     flood = (TIMES - LOAD) * report.capacity

@@ -9,7 +9,7 @@ from service.overload_soak import Report, run
 
 
 def test_service_under_ten_times_its_load_loses_nothing() -> None:
-    report = run(principals=6, seconds=4.0)
+    report = run(principals=6, seconds=3.0)
     assert report.problems == []
     assert report.acknowledged > 0
     assert report.refused.get('txnbuffer_refused_total{limit="overload"}', 0) >= report.flood_refused

@@ -14,9 +14,9 @@ from service_process import ServiceProcess
 
 from txnbuffer import connect
 
-HANDSHAKES = 1500
+HANDSHAKES = 600
 AT_ONCE = 40
-REPLACED_EVERY = 300
+REPLACED_EVERY = 100
 """Handshakes between two replacements of the certificate."""
 
 
