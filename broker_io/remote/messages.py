@@ -16,7 +16,16 @@ from broker_io.block import Decoded, encode_block
 from broker_io.errors import Error, MalformedMessage
 from broker_io.position import NO_INDEX, Position, Positions
 from broker_io.rpc import encoding, log_pb2
-from broker_io.rpc.encoding import BlockSlice, decode_block, encode_error, join_blocks, serialize, split_blocks
+from broker_io.rpc.encoding import (
+    BlockSlice,
+    decode_block,
+    encode_error,
+    fields,
+    join_blocks,
+    reader,
+    serialize,
+    split_blocks,
+)
 
 M = TypeVar("M")
 
@@ -100,8 +109,8 @@ def decode_error(message: log_pb2.Error) -> Error:
         raise MalformedMessage(str(error)) from None
 
 
-def decode_position(message: log_pb2.LogPosition) -> Position:
-    return Position(message.ledger, message.entry, message.batch)
+decode_position = reader(Position)
+_read_open, _read_opened = reader(OpenReader), reader(ReaderOpened)
 
 
 # --- appends ---
@@ -198,28 +207,25 @@ def decode_appended(data: bytes, pending: int) -> list[Outcome]:
 
 
 def encode_open_reader(opening: OpenReader) -> bytes:
-    fields = {**opening._asdict(), "start": opening.start._asdict()}
-    return serialize(log_pb2.ReadRequest(open=fields))
+    return serialize(log_pb2.ReadRequest(open=fields(opening)))
 
 
 def decode_open_reader(data: bytes) -> OpenReader:
     message = parse(log_pb2.ReadRequest, data)
     if not message.HasField("open"):
         raise MalformedMessage("the first request of a reader must open it")
-    row = message.open
-    return OpenReader(row.topic, row.incarnation, decode_position(row.start), row.inclusive, row.compacted)
+    return _read_open(message.open)
 
 
 def encode_opened(opened: ReaderOpened) -> bytes:
-    fields = {"incarnation": opened.incarnation, "after": opened.after._asdict()}
-    return serialize(log_pb2.ReadReply(opened=fields))
+    return serialize(log_pb2.ReadReply(opened=fields(opened)))
 
 
 def decode_opened(data: bytes) -> ReaderOpened:
     message = parse(log_pb2.ReadReply, data)
     if not message.HasField("opened"):
         raise MalformedMessage("the first reply to a reader does not say where it was opened")
-    return ReaderOpened(message.opened.incarnation, decode_position(message.opened.after))
+    return _read_opened(message.opened)
 
 
 def encode_ask(ask: Ask) -> bytes:

@@ -8,8 +8,10 @@ fault.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from types import MappingProxyType, UnionType
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError
 
@@ -192,6 +194,47 @@ def serialize(message: Any) -> bytes:
     """Return the bytes of a message."""
     data: bytes = message.SerializeToString()
     return data
+
+
+def fields(value: Any) -> Any:
+    """Return a NamedTuple, or what a field of one has, as a field of a message with the same names takes it."""
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        values = [*map(fields, value)]
+        return values if names is None else dict(zip(names, values, strict=True))
+    return value.value if isinstance(value, Enum) else value
+
+
+Readers = Mapping[Any, Callable[[Any], Any]]
+_NO_READERS: Readers = MappingProxyType({})
+
+
+def reader(kind: type[M], special: Readers = _NO_READERS) -> Callable[[Any], M]:
+    """Return the function that makes this NamedTuple of a message with the same names, the inverse of `fields`.
+
+    `special`: how to read fields of these types. The function raises ValueError for an unknown value of an enum.
+    """
+    columns = [(name, *_column(hint, special)) for name, hint in get_type_hints(kind).items()]
+
+    def read(message: Any) -> M:
+        return kind(*[
+            None if optional and not message.HasField(name) else convert(getattr(message, name))
+            for name, convert, optional in columns
+        ])  # fmt: skip
+
+    return read
+
+
+def _column(hint: Any, special: Readers) -> tuple[Callable[[Any], Any], bool]:
+    """Return how to read a field of this type, and whether it may be absent."""
+    if get_origin(hint) is UnionType:
+        return _column(get_args(hint)[0], special)[0], True
+    if get_origin(hint) is tuple:
+        one, _ = _column(get_args(hint)[0], special)
+        return lambda rows: tuple(map(one, rows)), False
+    if hint in special:
+        return special[hint], False
+    return reader(hint, special) if issubclass(hint, tuple) else hint, False
 
 
 def detail(value: object) -> Detail:

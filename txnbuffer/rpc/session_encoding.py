@@ -20,12 +20,13 @@ from broker_io.rpc.encoding import (
     StreamMethod,
     decode_block,
     detail,
+    fields,
     join_blocks,
     parse,
+    reader,
     serialize,
     split_blocks,
 )
-from broker_io.rpc.log_pb2 import Empty, LogPosition
 from broker_io.rpc.log_pb2 import Error as ErrorMessage
 from txnbuffer.coordinator.messages import (
     Begin,
@@ -38,7 +39,6 @@ from txnbuffer.coordinator.messages import (
     Leased,
     MemberAssignments,
     NameOpened,
-    PartitionAssignment,
     ProducerSequence,
     Result,
     State,
@@ -66,22 +66,18 @@ Fields = dict[str, Any]
 
 def encode_client_frame(frame: ClientFrame) -> bytes:
     """Return the bytes of a frame. Each send must have at least one message."""
-    message = session_pb2.ClientFrame(bye=frame.bye)
-    if frame.hello is not None:
-        message.hello.session = frame.hello.session
-        message.hello.open.extend(map(_txn_message, frame.hello.open))
+    message = session_pb2.ClientFrame(bye=frame.bye, hello=frame.hello and fields(frame.hello))
     for rows, requests in (
         (message.registers, frame.registers),
         (message.leases, frame.leases),
         (message.open_names, frame.open_names),
         (message.delete_names, frame.delete_names),
         (message.joins, frame.joins),
+        (message.members, frame.members),
         (message.returned, frame.returned),
     ):
         for request in requests:
-            rows.add(**request._asdict())
-    for member in frame.members:
-        message.members.add(**{**member._asdict(), "ends": [end._asdict() for end in member.ends]})
+            rows.add(**fields(request))
     begin = message.begins.add
     for number, (most, least), timeout, parent, sequence in frame.begins:
         row = begin(request=number, most=most, least=least, timeout=timeout)
@@ -110,16 +106,9 @@ def _add_commits(message: session_pb2.ClientFrame, commits: Iterable[Commit]) ->
             continue
         details = row.details
         details.CopyFrom(session_pb2.CommitDetails(sequence=sequence and sequence._asdict()))
-        for txn, branch_topics, branch_records in winners:
-            details.winners.add(txn=txn._asdict(), topics=branch_topics, records=branch_records)
-        details.losers.extend(map(_txn_message, losers))
-        for position in positions:
-            ends = {"start": position.start._asdict(), "end": position.end._asdict()}
-            details.positions.add(**{**position._asdict(), **ends})
-
-
-def _txn_message(txn: TxnId) -> session_pb2.TransactionId:
-    return session_pb2.TransactionId(most=txn.most, least=txn.least)
+        for rows, values in ((details.winners, winners), (details.losers, losers), (details.positions, positions)):
+            for value in values:
+                rows.add(**fields(value))
 
 
 def encode_error(error: Error) -> ErrorMessage:
@@ -177,14 +166,6 @@ def client_frame_parts(data: bytes, most: int = PART_ROWS) -> Iterator[ClientFra
         raise MalformedFrame(f"cannot read a frame of the client: {error}; use a client of this release") from None
 
 
-def _hello(row: session_pb2.Hello) -> SessionHello:
-    return SessionHello(row.session, tuple(map(_txn, row.open)))
-
-
-def _named(row: session_pb2.NamedRequest) -> NamedRequest:
-    return NamedRequest(row.request, row.name)
-
-
 def _txn(row: Any) -> TxnId:
     """Return the transaction id in `most` and `least`, whose largest values are those of an int64."""
     most, least = row.most, row.least
@@ -199,15 +180,16 @@ def _count(number: int) -> int:
     return number
 
 
-def _position(row: LogPosition) -> Position:
-    return Position(row.ledger, row.entry, row.batch)
+_SPECIAL = {TxnId: _txn, Error: decode_error}
+_hello, _named = reader(SessionHello, _SPECIAL), reader(NamedRequest)
+_heartbeat, _place = reader(GroupHeartbeat), reader(Position)
 
 
 def _member(row: session_pb2.GroupHeartbeat) -> GroupHeartbeat:
-    topics, partitions, ends = tuple(row.topics), tuple(row.partitions), tuple(map(_position, row.ends))
-    if len(topics) != len(partitions) or len(ends) not in (0, len(partitions)):
-        raise ValueError(f"a member has {len(topics)} topics and {len(ends)} ends for {len(partitions)} partitions")
-    return GroupHeartbeat(row.request, row.group, row.member, topics, partitions, ends, row.leaves)
+    topics, partitions, ends = len(row.topics), len(row.partitions), len(row.ends)
+    if topics != partitions or ends not in (0, partitions):
+        raise ValueError(f"a member has {topics} topics and {ends} ends for {partitions} partitions")
+    return _heartbeat(row)
 
 
 def _begin(row: session_pb2.Begin) -> Begin:
@@ -222,11 +204,11 @@ def _begin(row: session_pb2.Begin) -> Begin:
     return begin._replace(parent=parent, sequence=_sequence(details))
 
 
+_number, _consumed = reader(ProducerSequence), reader(ConsumerPosition)
+
+
 def _sequence(details: session_pb2.BeginDetails | session_pb2.CommitDetails) -> ProducerSequence | None:
-    if not details.HasField("sequence"):
-        return None
-    sequence = details.sequence
-    return ProducerSequence(sequence.name, sequence.number, sequence.epoch)
+    return _number(details.sequence) if details.HasField("sequence") else None
 
 
 def _send(row: tuple[int, session_pb2.Send, BlockSlice]) -> Send:
@@ -251,17 +233,13 @@ def _commit(row: session_pb2.Commit) -> Commit:
         sequence=_sequence(details),
         winners=tuple([Branch(_txn(branch.txn), *_counted(branch)) for branch in details.winners]),
         losers=tuple(map(_txn, details.losers)),
-        positions=tuple(map(_consumer_position, details.positions)),
+        positions=tuple(map(_consumed, details.positions)),
     )
-
-
-def _consumer_position(row: session_pb2.ConsumerPosition) -> ConsumerPosition:
-    return ConsumerPosition(row.group, row.topic, row.generation, _position(row.start), _position(row.end))
 
 
 _CLIENT_ROWS: dict[str, Callable[[Any], Any]] = {
     "registers": _named,
-    "leases": lambda row: LeaseRequest(row.request, row.size),
+    "leases": reader(LeaseRequest),
     "open_names": _named,
     "delete_names": lambda row: Deletion(row.request, row.name, _count(row.over)),
     "joins": _named,
@@ -289,8 +267,8 @@ def encode_server_frame(frame: ServerFrame) -> bytes:
         settled=frame.settled,
     )
     if frame.welcome is not None:
-        fields = frame.welcome._asdict()
-        message.welcome.MergeFrom(session_pb2.Welcome(**{**fields, "states": [*map(_known, fields["states"])]}))
+        known = {"states": [*map(_known, frame.welcome.states)]}
+        message.welcome.MergeFrom(session_pb2.Welcome(**{**frame.welcome._asdict(), **known}))
     for send, error, txn in frame.failures:
         message.failures.add(send=send, error=encode_error(error), txn=txn and txn._asdict())
     for request, result in frame.answers:
@@ -311,23 +289,15 @@ def _answer(result: Result) -> Fields:
     match result:
         case Error():
             return {"error": encode_error(result)}
-        case State():
-            return {"state": result.value}
-        case Done():
-            return {"done": Empty()}
-        case Leased():
-            return {"leased": result._asdict()}
-        case NameOpened():
-            return {"opened": result._asdict()}
         case Joined(generation, positions):
-            places = [position._asdict() for _, position in positions]
-            return {
-                "joined": {"generation": generation, "topics": [name for name, _ in positions], "positions": places}
-            }
-        case MemberAssignments():
-            rows = [{**row._asdict(), "end": row.end._asdict()} for row in result.assignments]
-            return {"assignments": {**result._asdict(), "assignments": rows}}
+            topics, places = [name for name, _ in positions], [fields(position) for _, position in positions]
+            return {"joined": {"generation": generation, "topics": topics, "positions": places}}
+        case State() | Done() | Leased() | NameOpened() | MemberAssignments():
+            return {_NAMES[type(result)]: fields(result)}
     raise TypeError(f"{result!r} is not an answer to a session's request")
+
+
+_NAMES = {Done: "done", Leased: "leased", NameOpened: "opened", MemberAssignments: "assignments", State: "state"}
 
 
 def decode_server_frame(data: bytes) -> ServerFrame:
@@ -361,26 +331,20 @@ def _state_or_error(known: session_pb2.KnownState) -> State | Error:
     return decode_error(known.error) if known.HasField("error") else State(known.state)
 
 
-def _failure(row: session_pb2.SendFailure) -> Failure:
-    return Failure(row.send, decode_error(row.error), _txn(row.txn) if row.HasField("txn") else None)
+_failure = reader(Failure, _SPECIAL)
 
 
 def _joined(row: session_pb2.GroupJoined) -> Joined:
-    return Joined(row.generation, tuple(zip(row.topics, map(_position, row.positions), strict=True)))
-
-
-def _assignments(row: session_pb2.MemberAssignments) -> MemberAssignments:
-    rows = tuple([PartitionAssignment(one.partition, one.since, _position(one.end)) for one in row.assignments])
-    return MemberAssignments(row.generation, rows, row.unsettled)
+    return Joined(row.generation, tuple(zip(row.topics, map(_place, row.positions), strict=True)))
 
 
 _RESULTS: dict[str, Callable[[Any], Result]] = {
     "state": State,
-    "done": lambda _: Done(),
-    "leased": lambda row: Leased(row.first, row.size),
-    "opened": lambda row: NameOpened(row.epoch, row.committed),
+    "done": reader(Done),
+    "leased": reader(Leased),
+    "opened": reader(NameOpened),
     "joined": _joined,
-    "assignments": _assignments,
+    "assignments": reader(MemberAssignments),
     "error": decode_error,
 }
 

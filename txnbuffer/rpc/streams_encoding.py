@@ -7,7 +7,7 @@ raises MalformedFrame for contradictions, and UnsupportedFormat for blocks of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,13 +17,14 @@ from broker_io.rpc.encoding import (
     BlockSlice,
     StreamMethod,
     decode_block,
+    fields,
     join_blocks,
     parse,
+    reader,
     serialize,
     split_blocks,
 )
-from broker_io.rpc.log_pb2 import Empty
-from txnbuffer.errors import MalformedFrame
+from txnbuffer.errors import Error, MalformedFrame
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.rpc import streams_pb2
 from txnbuffer.rpc.session_encoding import decode_error, encode_error
@@ -31,7 +32,6 @@ from txnbuffer.streams.failover import MAX_SEQNO, MAX_VERSIONS, FailoverLog, Ver
 from txnbuffer.streams.messages import (
     ClientMessage,
     CloseStream,
-    EndReason,
     Goodbye,
     Grant,
     Noop,
@@ -54,36 +54,22 @@ _ALL_FLAGS, _ALL_REQUEST_FLAGS = sum(SnapshotFlag), sum(RequestFlag)
 _MAX_SPAN = 2**32 - 1
 """The largest difference of two entry numbers in a block."""
 
-Fields = dict[str, Any]
+N = TypeVar("N", bound=tuple[int, ...])
 
 
 def encode_stream_client_frame(messages: Iterable[ClientMessage]) -> bytes:
     """Return the bytes of messages, which keep their order."""
     frame = streams_pb2.StreamClientFrame()
     for message in messages:
-        match message:
-            case StreamHello():
-                frame.messages.add(hello=message._asdict())
-            case StreamRequest():
-                frame.messages.add(request=_with_versions(message._asdict(), message.versions))
-            case CloseStream():
-                frame.messages.add(close=message._asdict())
-            case Grant():
-                frame.messages.add(grant=message._asdict())
-            case NoopAnswer():
-                frame.messages.add(noop_answer=Empty())
+        frame.messages.add(**{_NAMES[type(message)]: fields(message)})
     return serialize(frame)
-
-
-def _with_versions(fields: Fields, versions: Iterable[Version]) -> Fields:
-    return {**fields, "versions": [version._asdict() for version in versions]}
 
 
 def decode_stream_client_frame(data: bytes) -> tuple[ClientMessage, ...]:
     """Return the messages of these bytes. Raises MalformedFrame."""
     try:
         frame = parse(streams_pb2.StreamClientFrame, data)
-        return tuple([_CLIENT[_kind(row)](row) for row in frame.messages])
+        return tuple([_CLIENT[kind](getattr(row, kind)) for row in frame.messages for kind in [_kind(row)]])
     except ValueError as error:
         raise MalformedFrame(f"cannot read a frame of the client: {error}; use a client of this release") from None
 
@@ -95,10 +81,17 @@ def _kind(row: streams_pb2.StreamClientMessage | streams_pb2.StreamServerMessage
     return kind
 
 
-def _not_negative(what: str, *numbers: int) -> tuple[int, ...]:
-    if min(numbers) < 0:
-        raise ValueError(f"{what} has a number below 0: {numbers}")
-    return numbers
+def _numbers(what: str, kind: type[N]) -> Callable[[Any], N]:
+    """Return what reads a message that has only numbers, from 0 on."""
+    read = reader(kind)
+
+    def checked(row: Any) -> N:
+        message = read(row)
+        if min(message) < 0:
+            raise ValueError(f"{what} has a number below 0: {tuple(message)}")
+        return message
+
+    return checked
 
 
 def _seqnos(what: str, *numbers: int) -> None:
@@ -107,36 +100,38 @@ def _seqnos(what: str, *numbers: int) -> None:
         raise ValueError(f"{what} has a number that is not a seqno")
 
 
-def _versions(row: streams_pb2.StreamRequest | streams_pb2.StreamOk) -> tuple[Version, ...]:
-    return tuple([Version(*_not_negative("a version", one.uuid, one.seqno)) for one in row.versions])
+_read_request, _read_begin, _version = reader(StreamRequest), reader(SnapshotBegin), _numbers("a version", Version)
 
 
-def _request(message: streams_pb2.StreamClientMessage) -> StreamRequest:
-    row = message.request
-    versions = _versions(row)
-    if len(versions) > MAX_VERSIONS or not all(map(is_sound, versions)):
-        raise ValueError(f"a stream request has {len(versions)} versions, which no failover log can have")
+def _request(row: streams_pb2.StreamRequest) -> StreamRequest:
+    if len(row.versions) > MAX_VERSIONS or not all(map(is_sound, map(_version, row.versions))):
+        raise ValueError(f"a stream request has {len(row.versions)} versions, which no failover log can have")
     if row.stream < 1 or not 0 <= row.flags <= _ALL_REQUEST_FLAGS:
         raise ValueError(f"a stream request has the number {row.stream} and flags {row.flags}")
     _seqnos("a stream request", row.start, row.end, row.snapshot_start, row.snapshot_end, row.purge_seqno)
-    return StreamRequest(
-        *(row.stream, row.topic, row.start, row.end, versions, row.snapshot_start, row.snapshot_end),
-        *(RequestFlag(row.flags), row.cluster, row.incarnation, row.purge_seqno),
-    )
+    return _read_request(row)
 
 
-def _grant(message: streams_pb2.StreamClientMessage) -> Grant:
-    row = message.grant
-    return Grant(*_not_negative("a grant", row.stream, row.items, row.bytes))
-
-
-_CLIENT: dict[str, Callable[[streams_pb2.StreamClientMessage], ClientMessage]] = {
-    "hello": lambda message: StreamHello(message.hello.name, message.hello.noop_interval),
+_CLIENT: dict[str, Callable[[Any], ClientMessage]] = {
+    "hello": reader(StreamHello),
     "request": _request,
-    "close": lambda message: CloseStream(*_not_negative("a close", message.close.stream)),
-    "grant": _grant,
-    "noop_answer": lambda _: NoopAnswer(),
+    "close": _numbers("a close", CloseStream),
+    "grant": _numbers("a grant", Grant),
+    "noop_answer": reader(NoopAnswer),
 }
+_NAMES: dict[type, str] = {
+    StreamHello: "hello",
+    StreamRequest: "request",
+    CloseStream: "close",
+    Grant: "grant",
+    NoopAnswer: "noop_answer",
+    RollbackRequired: "rollback",
+    SnapshotBegin: "begin",
+    SnapshotEnd: "snapshot_end",
+    StreamEnd: "stream_end",
+    Noop: "noop",
+}
+"""The fields of a row for messages whose fields have the same names there."""
 
 
 # --- from server to client ---
@@ -152,23 +147,15 @@ def encode_stream_server_frame(messages: Iterable[ServerMessage]) -> bytes:
             case StreamMutations(stream, mutations):
                 add(mutations=streams_pb2.StreamMutations(stream=stream, count=len(mutations)))
                 streams.setdefault(stream, []).append(mutations)
-            case SnapshotBegin(stream, start, end, flags):
-                add(begin=streams_pb2.SnapshotBegin(stream=stream, start=start, end=end, flags=flags))
-            case SnapshotEnd(stream, seqno, high):
-                add(snapshot_end=streams_pb2.SnapshotEnd(stream=stream, seqno=seqno, high_seqno=high))
             case Ok():
-                fields = message._asdict()
-                add(ok=_with_versions(fields, fields.pop("log").versions))
-            case RollbackRequired():
-                add(rollback=message._asdict())
+                row = message._asdict()
+                add(ok={"versions": fields(row.pop("log").versions), **row})
             case Refused(stream, error):
                 add(refused={"stream": stream, "error": encode_error(error)})
-            case StreamEnd():
-                add(stream_end=message._asdict())
-            case Noop():
-                add(noop=Empty())
             case Goodbye(error):
                 add(goodbye=encode_error(error))
+            case _:
+                add(**{_NAMES[type(message)]: fields(message)})
     if not streams:
         return serialize(frame)
     blocks = [(stream, part) for stream, parts in streams.items() for part in _within_span(MutationBatch.concat(parts))]
@@ -219,7 +206,7 @@ def decode_stream_server_frame(data: bytes) -> tuple[ServerMessage, ...]:
             if kind == "mutations":
                 messages.append(_next_mutations(row.mutations.stream, row.mutations.count, mutations, done))
             else:
-                messages.append(_SERVER[kind](row))
+                messages.append(_SERVER[kind](getattr(row, kind)))
         if any(done[stream] != len(batch) for stream, batch in mutations.items()):
             raise ValueError("it has mutations that no message announces")
         return tuple(messages)
@@ -261,31 +248,18 @@ def _next_mutations(
     return StreamMutations(stream, batch if count == len(batch) else batch.take(slice(start, start + count)))
 
 
-def _ok(message: streams_pb2.StreamServerMessage) -> Ok:
-    row = message.ok
+def _ok(row: streams_pb2.StreamOk) -> Ok:
     numbers = row.start, row.snapshot_start, row.snapshot_end, row.end, row.high_seqno, row.purge_seqno
     _seqnos("an ok", *numbers)
     if not row.snapshot_start <= row.start <= row.snapshot_end:
         raise ValueError(f"an ok starts at {row.start}, outside [{row.snapshot_start}, {row.snapshot_end}]")
-    return Ok(row.stream, FailoverLog(_versions(row)), *numbers, row.cluster, row.incarnation)
+    return Ok(row.stream, FailoverLog(tuple(map(_version, row.versions))), *numbers, row.cluster, row.incarnation)
 
 
-def _begin(message: streams_pb2.StreamServerMessage) -> SnapshotBegin:
-    row = message.begin
-    _not_negative("the begin of a snapshot", row.stream, row.start)
-    if not row.start <= row.end or not 0 <= row.flags <= _ALL_FLAGS:
-        raise ValueError(f"a snapshot [{row.start}, {row.end}] with flags {row.flags}")
-    return SnapshotBegin(row.stream, row.start, row.end, SnapshotFlag(row.flags))
-
-
-def _rollback(message: streams_pb2.StreamServerMessage) -> RollbackRequired:
-    row = message.rollback
-    return RollbackRequired(*_not_negative("a rollback", row.stream, row.seqno))
-
-
-def _snapshot_end(message: streams_pb2.StreamServerMessage) -> SnapshotEnd:
-    row = message.snapshot_end
-    return SnapshotEnd(*_not_negative("the end of a snapshot", row.stream, row.seqno, row.high_seqno))
+def _begin(row: streams_pb2.SnapshotBegin) -> SnapshotBegin:
+    if min(row.stream, row.start) < 0 or not row.start <= row.end or not 0 <= row.flags <= _ALL_FLAGS:
+        raise ValueError(f"stream {row.stream} has a snapshot [{row.start}, {row.end}] with flags {row.flags}")
+    return _read_begin(row)
 
 
 def _read_column(column: bytes, count: int, name: str) -> Int64s:
@@ -296,15 +270,15 @@ def _read_column(column: bytes, count: int, name: str) -> Int64s:
     return np.frombuffer(column, "<i8").astype(np.int64, copy=False)
 
 
-_SERVER: dict[str, Callable[[streams_pb2.StreamServerMessage], ServerMessage]] = {
+_SERVER: dict[str, Callable[[Any], ServerMessage]] = {
     "ok": _ok,
-    "rollback": _rollback,
-    "refused": lambda message: Refused(message.refused.stream, decode_error(message.refused.error)),
+    "rollback": _numbers("a rollback", RollbackRequired),
+    "refused": reader(Refused, {Error: decode_error}),
     "begin": _begin,
-    "snapshot_end": _snapshot_end,
-    "stream_end": lambda message: StreamEnd(message.stream_end.stream, EndReason(message.stream_end.reason)),
-    "noop": lambda _: Noop(),
-    "goodbye": lambda message: Goodbye(decode_error(message.goodbye)),
+    "snapshot_end": _numbers("the end of a snapshot", SnapshotEnd),
+    "stream_end": reader(StreamEnd),
+    "noop": reader(Noop),
+    "goodbye": lambda row: Goodbye(decode_error(row)),
 }
 
 

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import xxhash
 
 from broker_io.errors import MalformedMessage
-from broker_io.filelog.log.records import Fork, Kind, LogRecord, Mark
+from broker_io.filelog.log.records import Kind, LogRecord, Mark
 from broker_io.filelog.pair.port import CopyChunk
 from broker_io.filelog.replication.messages import (
-    CatchUp,
     CopyBegin,
     CopyRequest,
     DamagedTopics,
@@ -35,8 +34,8 @@ from broker_io.filelog.replication.messages import (
     RewriteDone,
     RewriteFinished,
 )
-from broker_io.rpc.encoding import LARGE_BYTES, BlockSlice, join_blocks, serialize, split_blocks
-from broker_io.rpc.replication_pb2 import LinkFork, LinkFrame, LinkMark
+from broker_io.rpc.encoding import LARGE_BYTES, BlockSlice, fields, join_blocks, reader, serialize, split_blocks
+from broker_io.rpc.replication_pb2 import LinkFrame
 
 FRAME_BYTES = 4 * 1024 * 1024
 FRAME_RECORDS = 10_000
@@ -70,7 +69,7 @@ def _contents(frame: Frame) -> Iterator[bytes]:
     """The bytes of frames without their checksums."""
     if isinstance(frame, Records):
         for records in _batches(frame.records):
-            fields = {
+            columns = {
                 "epoch": frame.epoch,
                 "store": frame.store,
                 "commit": frame.commit,
@@ -80,12 +79,16 @@ def _contents(frame: Frame) -> Iterator[bytes]:
                 "commits": [each.commit for each in records],
                 "kinds": [each.kind for each in records],
             }
-            yield join_blocks(LinkFrame(records=fields), [(each.content,) for each in records])
+            yield join_blocks(LinkFrame(records=columns), [(each.content,) for each in records])
     elif isinstance(frame, CopyChunk):
         head = LinkFrame(copy_chunk={"name": frame.name, "offset": frame.offset, "crc": frame.crc})
         yield join_blocks(head, [(frame.data,)])
+    elif isinstance(frame, RewriteDone):
+        numbers, lengths, digests = zip(*frame.results, strict=True) if frame.results else ((), (), ())
+        results = {"numbers": numbers, "lengths": lengths, "digests": digests}
+        yield serialize(LinkFrame(rewrite_done={"epoch": frame.epoch, "store": frame.store, **results}))
     else:
-        yield serialize(_head(frame))
+        yield serialize(LinkFrame() if frame is None else LinkFrame(**{_NAMES[type(frame)]: fields(frame)}))
 
 
 def _batches(records: Sequence[LogRecord]) -> Iterator[Sequence[LogRecord]]:
@@ -100,45 +103,6 @@ def _batches(records: Sequence[LogRecord]) -> Iterator[Sequence[LogRecord]]:
     yield records[first:]
 
 
-def _head(
-    frame: Hello | Follow | Rejoin | CopyRequest | CopyBegin | Durable | RewriteDone | DamagedTopics | CopyEnd | None,
-) -> Any:
-    if frame is None:
-        return LinkFrame()
-    if isinstance(frame, CopyEnd):
-        return LinkFrame(copy_end={})
-    if isinstance(frame, DamagedTopics):
-        return LinkFrame(damaged_topics={"epoch": frame.epoch, "store": frame.store, "topics": frame.topics})
-    if isinstance(frame, RewriteDone):
-        numbers, lengths, digests = zip(*frame.results, strict=True) if frame.results else ((), (), ())
-        fields = {
-            "epoch": frame.epoch, "store": frame.store, "numbers": numbers, "lengths": lengths, "digests": digests
-        }  # fmt: skip
-        return LinkFrame(rewrite_done=fields)
-    head = LinkFrame()
-    fields = {name: _ENCODE.get(type(value), _same)(value) for name, value in zip(frame._fields, frame, strict=True)}
-    content = getattr(head, _NAMES[type(frame)])
-    content.MergeFrom(type(content)(**fields))
-    return head
-
-
-def _same(value: object) -> object:
-    return value
-
-
-def _encode_mark(mark: Mark) -> Any:
-    return LinkMark(epoch=mark.epoch, lsn=mark.lsn, chain=mark.chain)
-
-
-def _encode_forks(forks: tuple[Fork, ...]) -> list[Any]:
-    return [LinkFork(epoch=fork.epoch, before=_encode_mark(fork.before)) for fork in forks]
-
-
-_ENCODE: dict[type, Callable[[Any], object]] = {
-    Mark: _encode_mark,
-    CatchUp: lambda plan: plan.value,
-    tuple: _encode_forks,
-}
 _NAMES = {
     Hello: "hello",
     Follow: "follow",
@@ -146,6 +110,8 @@ _NAMES = {
     CopyRequest: "copy_request",
     CopyBegin: "copy_begin",
     Durable: "durable",
+    DamagedTopics: "damaged_topics",
+    CopyEnd: "copy_end",
 }
 """The fields of a frame for messages whose fields have the same names there."""
 
@@ -155,10 +121,10 @@ def decode_frame(data: bytes) -> Frame:
     try:
         frame, blocks = split_blocks(LinkFrame, _checked(data))
         content = frame.WhichOneof("content")
-        if content is None:
-            _expect(blocks, 0)
-            return None
-        return _DECODE[content](getattr(frame, content), blocks)
+        if content in _WITH_BLOCKS:
+            return _WITH_BLOCKS[content](getattr(frame, content), blocks)
+        _expect(blocks, 0)
+        return None if content is None else _DECODE[content](getattr(frame, content))
     except ValueError as error:
         raise MalformedMessage(f"a frame of the other member of the pair can't be read: {error}") from None
 
@@ -184,36 +150,6 @@ def _bytes_of(block: BlockSlice) -> bytes:
     return bytes(data[start:end])  # a view into a large frame would keep all of it
 
 
-def _decode_mark(mark: Any) -> Mark:
-    return Mark(mark.epoch, mark.lsn, mark.chain)
-
-
-def _decode_hello(found: Any, blocks: list[BlockSlice]) -> Hello:
-    _expect(blocks, 0)
-    return Hello(found.epoch, found.store, _decode_mark(found.end), _decode_mark(found.commit), found.partial)
-
-
-def _decode_follow(found: Any, blocks: list[BlockSlice]) -> Follow:
-    _expect(blocks, 0)
-    return Follow(found.epoch, found.store, _decode_mark(found.after), found.commit)
-
-
-def _decode_rejoin(found: Any, blocks: list[BlockSlice]) -> Rejoin:
-    _expect(blocks, 0)
-    return Rejoin(found.epoch, found.store, CatchUp(found.plan), _decode_mark(found.after))
-
-
-def _decode_copy_request(found: Any, blocks: list[BlockSlice]) -> CopyRequest:
-    _expect(blocks, 0)
-    return CopyRequest(found.epoch, found.store)
-
-
-def _decode_copy_begin(found: Any, blocks: list[BlockSlice]) -> CopyBegin:
-    _expect(blocks, 0)
-    forks = tuple([Fork(each.epoch, _decode_mark(each.before)) for each in found.forks])
-    return CopyBegin(found.epoch, found.store, _decode_mark(found.at), forks)
-
-
 def _decode_records(found: Any, blocks: list[BlockSlice]) -> Records:
     marks = map(Mark, found.epochs, found.lsns, found.chains)
     columns = (found.epochs, found.lsns, found.chains, found.commits, found.kinds)
@@ -224,22 +160,11 @@ def _decode_records(found: Any, blocks: list[BlockSlice]) -> Records:
     return Records(found.epoch, found.store, records, found.commit)
 
 
-def _decode_durable(found: Any, blocks: list[BlockSlice]) -> Durable:
-    _expect(blocks, 0)
-    return Durable(found.epoch, found.store, _decode_mark(found.mark), found.applied, found.full)
-
-
-def _decode_rewrite_done(found: Any, blocks: list[BlockSlice]) -> RewriteDone:
-    _expect(blocks, 0)
+def _decode_rewrite_done(found: Any) -> RewriteDone:
     results = tuple(map(RewriteFinished, found.numbers, found.lengths, found.digests))
     if not len(results) == len(found.numbers) == len(found.lengths) == len(found.digests):
         raise ValueError("columns of different lengths")
     return RewriteDone(found.epoch, found.store, results)
-
-
-def _decode_damaged_topics(found: Any, blocks: list[BlockSlice]) -> DamagedTopics:
-    _expect(blocks, 0)
-    return DamagedTopics(found.epoch, found.store, tuple(found.topics))
 
 
 def _decode_copy_chunk(found: Any, blocks: list[BlockSlice]) -> CopyChunk:
@@ -247,21 +172,11 @@ def _decode_copy_chunk(found: Any, blocks: list[BlockSlice]) -> CopyChunk:
     return CopyChunk(found.name, found.offset, _bytes_of(blocks[0]), found.crc)
 
 
-def _decode_copy_end(_: Any, blocks: list[BlockSlice]) -> CopyEnd:
-    _expect(blocks, 0)
-    return CopyEnd()
-
-
-_DECODE: dict[str, Callable[[Any, list[BlockSlice]], Frame]] = {
-    "hello": _decode_hello,
-    "follow": _decode_follow,
-    "rejoin": _decode_rejoin,
-    "copy_request": _decode_copy_request,
-    "copy_begin": _decode_copy_begin,
-    "records": _decode_records,
-    "durable": _decode_durable,
+_DECODE: dict[str, Callable[[Any], Frame]] = {
     "rewrite_done": _decode_rewrite_done,
-    "damaged_topics": _decode_damaged_topics,
+    **{name: reader(kind) for kind, name in _NAMES.items()},
+}
+_WITH_BLOCKS: dict[str | None, Callable[[Any, list[BlockSlice]], Frame]] = {
+    "records": _decode_records,
     "copy_chunk": _decode_copy_chunk,
-    "copy_end": _decode_copy_end,
 }
