@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -28,15 +27,12 @@ from broker_io.filelog.log.operations import (
     SwapFiles,
     TrimTopic,
     WrittenFile,
-    changed,
-    changed_topic,
     continued,
     decode_operations,
-    dropped,
     encode_operations,
     epoch_operations,
-    opened,
 )
+from broker_io.filelog.log.redo import changed_topic, planned, redo
 from broker_io.position import LEDGERS_OF_A_HISTORY
 
 EMPTY = Manifest("0" * 32, "0" * 16, 1, 1, (), pair=PairEntry(b"store"))
@@ -45,6 +41,10 @@ DIGEST = "00112233445566778899aabbccddeeff"
 
 def incarnation(topic: int) -> str:
     return f"{topic:032x}"
+
+
+def changed(manifest: Manifest, operations: Sequence[NumberedOperation]) -> Manifest:
+    return redo(manifest, operations)[0]
 
 
 def append(topic: TopicEntry, messages: int = 1, time: int = 5) -> AppendBlocks:
@@ -221,13 +221,13 @@ def test_what_each_operation_does() -> None:
 
 def test_files_that_an_operation_opens_and_drops() -> None:
     made = history([("make", 0), ("append", 0), ("roll", 0), ("prepare", 0), ("swap", 0), ("trim", 0), ("delete", 0)])
-    states = [manifest.topics[0] if manifest.topics else None for manifest in made.manifests]
-    found = [
-        (getattr(opened(before, after), "ledger", None), [ledger[:2] for ledger in dropped(before, after)])
-        for before, after in pairwise(states)
+    plans = [
+        planned(manifest, {topic.number: topic for topic in manifest.topics}.get, [operation])
+        for manifest, operation in zip(made.manifests, made.operations, strict=False)
     ]
-    assert found == [
-        (1, []), (None, []), (2, []), (None, []), (None, [(1, 0)]), (None, [(1, 1)]), (None, [(2, 0)])
+    assert [[ledger.ledger for _, ledger in plan.opened] for plan in plans] == [[1], [], [2], [], [], [], []]
+    assert [[ledger[:2] for _, ledger in plan.dropped] for plan in plans] == [
+        [], [], [], [], [(1, 0)], [(1, 1)], [(2, 0)]
     ]  # fmt: skip
 
 

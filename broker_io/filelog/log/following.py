@@ -96,9 +96,9 @@ class OfflineJournal:
         if manifest.pair is not None:
             operations = list(itertools.takewhile(partial(_has_files, disk, directory, manifest.pair), operations))
         with record_damage(layout.journal_path(directory, manifest.journal)):
-            redone = redo(manifest, operations)
-        self.topics = redone.manifest.topics if manifest.pair is not None else None
-        self._sizes, self._patches = _sizes(redone.manifest), redone.patches
+            redone, self._patches = redo(manifest, operations)
+        self.topics = redone.topics if manifest.pair is not None else None
+        self._sizes = _sizes(redone)
 
     def over(self, open_segment: Callable[[], ReadableFile], topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
         """A segment as the next owner will restore it; closing it closes the segment."""

@@ -74,10 +74,9 @@ from broker_io.filelog.log.operations import (
     SwapFiles,
     TrimTopic,
     encode_operations,
-    grown_ledger,
 )
 from broker_io.filelog.log.records import FOUNDED_EMPTY, START, Mark, Store
-from broker_io.filelog.log.redo import StructurePlan, planned
+from broker_io.filelog.log.redo import LogPlan, grown_ledger, planned
 from broker_io.filelog.log.segment import Segment
 from broker_io.position import Positions
 
@@ -237,7 +236,7 @@ class FileLog:
         self.check()
         if self._manifest.pair is None:
             # Only the manifest has them, and it has the appends before them later: they draw no numbers.
-            self.apply([NumberedOperation(*change[:2], self._drawn(change[1]), 0, change[2]) for change in changes])
+            self.apply([NumberedOperation(change, topic, 0, 0, body) for change, topic, body in changes])
             return
         numbers = self.numbers()
         operations = [numbers.draw(*change) for change in changes]
@@ -247,10 +246,6 @@ class FileLog:
             error = self._answer(mark)
         if error is not None:
             raise error
-
-    def _drawn(self, topic: int) -> int:
-        entry = self.current(topic)
-        return 0 if entry is None else entry.operations
 
     def _committed(self, operations: Sequence[NumberedOperation]) -> Mark:
         if self.replicator is None:
@@ -321,7 +316,7 @@ class FileLog:
             self._remove([self._path(entry, ledger) for entry, ledger in plan.dropped])
             self._remove([layout.prepared_path(self._directory, file) for file in plan.unprepared])
 
-    def _make_files(self, plan: StructurePlan) -> list[FileTopic]:
+    def _make_files(self, plan: LogPlan) -> list[FileTopic]:
         """Make the files of ledgers that are opened; the topics that had another one open."""
         rolled = []
         for entry, ledger in plan.opened:
@@ -340,7 +335,7 @@ class FileLog:
                 self._disk.sync_directory(self._directory)
         return rolled
 
-    def _store(self, plan: StructurePlan, lsn: int) -> None:
+    def _store(self, plan: LogPlan, lsn: int) -> None:
         """Replace the manifest by one with a plan, which the records up to an lsn have."""
         durable = {number: plan.durable(number, topic.durable) for number, topic in self._topics.items()}
         made = {number: entry for number, entry in plan.topics.items() if number not in durable}
@@ -348,7 +343,7 @@ class FileLog:
         pair = plan.pair and plan.pair._replace(committed=max(plan.pair.committed, lsn))
         self._replace(topics=topics, next_topic=plan.next_topic, next_ledger=plan.next_ledger, pair=pair)
 
-    def _take_over(self, plan: StructurePlan) -> None:
+    def _take_over(self, plan: LogPlan) -> None:
         """Show what a plan has changed."""
         for number, entry in plan.topics.items():
             topic = self._topics.get(number)

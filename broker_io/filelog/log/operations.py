@@ -1,4 +1,4 @@
-"""Operations: the content of a record of the log, and what they change
+"""Operations: the content of a record of the log
 
 All numbers are little-endian. A content starts with the number of operations (4 bytes) and 4 zero bytes. A table
 follows, 64 bytes per operation, and then the bodies in the same order:
@@ -34,23 +34,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from broker_io.block import HEADER_BYTES, BadBlock, Header, parse_header
 from broker_io.compaction import CompactionPolicy
 from broker_io.environment import Randomness
-from broker_io.errors import StorageError
-from broker_io.filelog.log.layout import (
-    LedgerEntry,
-    Manifest,
-    PairEntry,
-    PreparedFile,
-    TopicEntry,
-    empty_topic,
-    ledger_document,
-    read_ledger,
-)
+from broker_io.filelog.log.layout import LedgerEntry, Manifest, ledger_document, read_ledger
 from broker_io.filelog.log.numbers import Change, NumberedOperation, ObjectNumbers
 from broker_io.position import LEDGERS_OF_A_HISTORY
 
@@ -259,129 +249,6 @@ def blocks_of(append: AppendBlocks) -> Iterator[tuple[int, Header]]:
             raise BadBlock(f"a block of {header.length} bytes in the last {append.length - at} of an append")
         yield append.offset + at, header
         at += header.length
-
-
-# --- what operations change ---
-
-
-def changed_topic(entry: TopicEntry | None, operation: NumberedOperation) -> TopicEntry | None:
-    """A topic after one of its operations; None: there is no such topic, or none any more.
-
-    Raises StorageError if the operation does not follow from the state, and as `blocks_of`.
-    """
-    change, topic, number, _, body = operation
-    if isinstance(body, MakeTopic):
-        if entry is not None:
-            raise StorageError(f"topic {topic} is created twice by the journal: copy the log from the other member")
-        return empty_topic(topic, body.name, bytes.fromhex(body.incarnation), body.ledger)._replace(operations=number)
-    if entry is None or isinstance(body, DeleteTopic):
-        return None
-    if isinstance(body, AppendBlocks):
-        entry = entry.with_open(grown_ledger(entry, body)[0])
-    elif isinstance(body, RollTopic):
-        if body.ledger <= entry.ledgers[-1].ledger:
-            raise StorageError(f"topic {topic}: ledger {body.ledger} follows {entry.ledgers[-1].ledger}: copy the log")
-        opened = LedgerEntry(body.ledger, first_time=body.time, last_time=body.time)
-        entry = entry._replace(ledgers=(*entry.ledgers, opened))
-    elif isinstance(body, TrimTopic):
-        left = tuple([ledger for ledger in entry.ledgers if ledger.ledger > body.ledger])
-        if not left:
-            raise StorageError(f"topic {topic}: its open ledger is trimmed: copy the log")
-        entry = entry._replace(floor=(body.ledger, body.entry), ledgers=left)
-    elif isinstance(body, SetPolicy):
-        entry = entry._replace(compaction=entry.compaction._replace(policy=body.policy))
-    elif isinstance(body, SwapFiles):
-        entry = _swapped(entry, body)
-    elif change is not Change.PREPARE:
-        raise StorageError(f"{change.name} changes no topic: copy the log")
-    return entry._replace(operations=number)
-
-
-def grown_ledger(entry: TopicEntry, append: AppendBlocks) -> tuple[LedgerEntry, list[tuple[int, Header]]]:
-    """The open ledger of a topic with the blocks of an append, and these as `blocks_of` returns them."""
-    ledger = entry.ledgers[-1]
-    place = entry.place(ledger)
-    blocks = list(blocks_of(append))
-    for offset, header in blocks:
-        found = (append.ledger, append.generation, offset, header.first_entry, header.place)
-        if found != (ledger.ledger, ledger.generation, ledger.bytes, ledger.entries, place):
-            raise StorageError(f"topic {entry.number}: a block for {found[:4]} does not follow {ledger}: copy the log")
-        ledger = ledger.grown(header.span, header.length, header.publish_time, header.publish_time)
-    return ledger, blocks
-
-
-def _swapped(entry: TopicEntry, swap: SwapFiles) -> TopicEntry:
-    news = {ledger.ledger: ledger for ledger in swap.ledgers}
-    if not news.keys() <= {ledger.ledger for ledger in entry.ledgers[:-1]}:
-        raise StorageError(f"topic {entry.number}: ledgers {sorted(news)} are not all closed ones: copy the log")
-    ledgers = tuple([news.get(ledger.ledger, ledger) for ledger in entry.ledgers])
-    state = entry.compaction._replace(cleaned=swap.cleaned, purged=swap.purged)
-    return entry._replace(ledgers=ledgers, compaction=state)
-
-
-def changed_prepared(prepared: tuple[PreparedFile, ...], operation: NumberedOperation) -> tuple[PreparedFile, ...]:
-    """The files that compactions have prepared, after an operation; those of a former epoch are never swapped in."""
-    change, topic, _, number, body = operation
-    if isinstance(body, PrepareFiles):
-        return (*prepared, *[PreparedFile(number, topic, *file) for file in body.files])
-    if isinstance(body, SwapFiles):
-        return tuple([file for file in prepared if file.number != body.prepared])
-    if change is Change.DELETE:
-        return tuple([file for file in prepared if file.topic != topic])
-    return () if change is Change.EPOCH else prepared
-
-
-def changed(manifest: Manifest, operations: Iterable[NumberedOperation]) -> Manifest:
-    """The manifest of a member of a pair after the operations that follow its mark.
-
-    Topics may be ahead of the mark: the manifest has those operations of a topic that its number counts, and the
-    structure operations that `structures` counts; a topic that one of them deleted is missing. The mark stays. Raises
-    StorageError if an operation does not follow from the state, and as `blocks_of`.
-    """
-    pair = manifest.pair or PairEntry(b"")
-    topics = {topic.number: topic for topic in manifest.topics}
-    numbers = ObjectNumbers({number: topic.operations for number, topic in topics.items()}, pair.structures)
-    next_topic, next_ledger, prepared = manifest.next_topic, manifest.next_ledger, pair.prepared
-    for operation in operations:
-        change, topic, number, structure, body = operation
-        if topic >= next_topic and change is not Change.MAKE:
-            raise StorageError(f"topic {topic} was never made: copy the log")
-        known = numbers.topics.get(topic, 0)
-        if structure and structure <= numbers.manifest:
-            if topic in topics and number > known:
-                numbers.note(operation._replace(manifest=0))
-                topics[topic] = topics[topic]._replace(operations=number)
-            continue
-        if change is not Change.MAKE and topic and (topic not in topics or (number <= known and not structure)):
-            continue
-        numbers.note(operation)
-        if topic:
-            after = changed_topic(topics.get(topic), operation)
-            topics.pop(topic, None) if after is None else topics.__setitem__(topic, after)
-        prepared = changed_prepared(prepared, operation)
-        if isinstance(body, MakeTopic):
-            next_topic = topic + 1
-        elif isinstance(body, DeleteTopic | BeginEpoch):
-            next_ledger = max(next_ledger, body.next_ledger)
-    return manifest._replace(
-        next_topic=next_topic,
-        next_ledger=next_ledger,
-        topics=tuple(topics.values()),
-        pair=manifest.pair and pair._replace(structures=numbers.manifest, prepared=prepared),
-    )
-
-
-def opened(before: TopicEntry | None, after: TopicEntry | None) -> LedgerEntry | None:
-    """The ledger that an operation has opened: its file has to be made."""
-    if after is None or (before is not None and before.ledgers[-1].ledger == after.ledgers[-1].ledger):
-        return None
-    return after.ledgers[-1]
-
-
-def dropped(before: TopicEntry | None, after: TopicEntry | None) -> list[LedgerEntry]:
-    """The ledgers whose files an operation has made superfluous."""
-    kept = {(ledger.ledger, ledger.generation) for ledger in after.ledgers} if after is not None else set()
-    return [ledger for ledger in before.ledgers if ledger[:2] not in kept] if before is not None else []
 
 
 # --- a new history ---
