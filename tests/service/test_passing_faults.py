@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 from raw_session import transactional
-from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, session_on, visible
 
 from broker_io.errors import TooManyFiles
 from broker_io.memory import MemoryBroker
@@ -53,7 +53,6 @@ async def successor(broker: MemoryBroker, descriptors: Descriptors) -> AsyncIter
             yield engine
 
 
-@on_a_loop
 async def test_a_topic_without_a_descriptor_at_the_start_continues_later(broker):
     descriptors = Descriptors()
     async with successor(broker, descriptors) as engine:
@@ -76,7 +75,6 @@ async def test_a_topic_without_a_descriptor_at_the_start_continues_later(broker)
         assert visible(broker, "b") == {b"first": 1, b"meanwhile": 1}
 
 
-@on_a_loop
 async def test_a_topic_that_is_recovered_late_begins_a_version_of_its_owner(broker):
     descriptors = Descriptors()
     async with successor(broker, descriptors) as engine:
@@ -87,7 +85,6 @@ async def test_a_topic_that_is_recovered_late_begins_a_version_of_its_owner(brok
         assert [one[0].seqno for one in versions.values()] == [1, 1]
 
 
-@on_a_loop
 async def test_a_topic_that_is_deleted_while_it_cannot_be_read_is_not_created_again(broker):
     descriptors = Descriptors()
     async with successor(broker, descriptors) as engine:
