@@ -364,14 +364,22 @@ def out_of_files(error: OSError) -> bool:
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-def disk_error(error: OSError, path: str, what: str) -> DiskFailed | TooManyFiles:
-    """The error of the tree for an OSError about a path; `what` describes the consequence."""
+def disk_error(error: OSError, path: str, what: str, remedy: str = "") -> DiskFailed | TooManyFiles:
+    """The error of the tree for an OSError about a path.
+
+    `what` describes the consequence, `remedy` what to do if there are file descriptors.
+    """
     if out_of_files(error):
-        return TooManyFiles(f"{error.filename or path}: {error.strerror}: {what}; raise the limit (ulimit -n)")
-    return disk_failure(error, path, what)
+        return TooManyFiles(_disk_text(error, path, what, remedy))
+    return disk_failure(error, path, what, remedy)
 
 
-def disk_failure(error: OSError, path: str, what: str) -> DiskFailed:
+def disk_failure(error: OSError, path: str, what: str, remedy: str = "") -> DiskFailed:
     """As `disk_error`, for an OSError that stops the log."""
     kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
-    return kind(f"{error.filename or path}: {error.strerror or error}: {what}")
+    return kind(_disk_text(error, path, what, remedy))
+
+
+def _disk_text(error: OSError, path: str, what: str, remedy: str) -> str:
+    remedy = "raise the limit (ulimit -n)" if out_of_files(error) else remedy
+    return f"{error.filename or path}: {error.strerror or error}: {what}{remedy and f'; {remedy}'}"

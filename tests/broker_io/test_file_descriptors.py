@@ -136,6 +136,8 @@ def test_log_that_cannot_write_journal_blocks_to_segments_stops() -> None:
     for future in futures:
         assert isinstance(future.exception(0), DiskFailed)
     assert isinstance(log.failure, DiskFailed)
+    assert "raise the limit (ulimit -n)" in str(log.failure)
+    assert "disk" not in str(log.failure)
     with World(world.disk.kill()).own() as again:
         assert messages(again, "u") == numbered(2)
 

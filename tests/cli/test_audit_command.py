@@ -218,4 +218,7 @@ def test_a_temporary_directory_that_does_not_exist_is_refused(log: str, tmp_path
     with mock.patch.object(tempfile, "mkdtemp", side_effect=full):
         failed = txnbuf("audit", log, T)
     assert failed.returncode == 4
-    assert f"{tmp_path}: No space left on device: set TMPDIR to a directory" in failed.stderr
+    assert (
+        f"{tmp_path}: No space left on device: an audit needs temporary files; set TMPDIR to another directory"
+        in failed.stderr
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 from file_logs import World, append, numbered
@@ -15,8 +16,10 @@ from broker_io.errors import (
     CallerError,
     Damaged,
     DiskFailed,
+    Error,
     NotAMember,
     PeerError,
+    TooManyFiles,
     TopicNotFound,
 )
 from broker_io.filelog.log import FileBroker
@@ -312,3 +315,27 @@ def test_live_whose_lease_has_ended_does_not_answer() -> None:
         live.append("a", b"applied")
     live.unknown = False
     assert live.append("a", b"second")[0].entry == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "remedy"),
+    [
+        (errno.EIO, DiskFailed, "repair the disk or free space"),
+        (errno.EMFILE, TooManyFiles, "raise the limit (ulimit -n)"),
+    ],
+    ids=["failed disk", "no descriptor"],
+)
+def test_the_error_of_a_member_that_stops_says_what_to_do_about_its_cause(
+    number: int, kind: type[Error], remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, _ = pair()
+    live.make("a")
+    live.append("a", b"x")
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number), "journal-1")
+
+    monkeypatch.setattr(live.store.log.journal, "read", refuse)
+    with pytest.raises(kind) as failed:
+        list(live.store.read(1, 2))
+    assert str(failed.value) == f"journal-1: {os.strerror(number)}: the member of the pair stops; {remedy}"

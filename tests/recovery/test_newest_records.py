@@ -109,7 +109,8 @@ def test_a_temporary_file_that_cannot_be_written_is_named(operation: int, number
     disk.fail_at(operation, number)  # its creation, or the write
     with use(Environment(disk=disk)), NewestRecords(100, "/runs") as found:
         found.add(rows_of([(key, key) for key in range(100)], 1))
-        with pytest.raises(Error, match=r"/runs: .*set TMPDIR .* or give more --memory") as failed:
+        remedy = r"raise the limit \(ulimit -n\)$" if kind is TooManyFiles else "set TMPDIR .* or give more --memory"
+        with pytest.raises(Error, match=f"/runs: .*temporary file; {remedy}") as failed:
             found.add(rows_of([(100, 100)], 101))
         assert type(failed.value) is kind
     assert disk.files() == {}

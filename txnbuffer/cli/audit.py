@@ -150,7 +150,9 @@ def _working(memory: int) -> Iterator[dict[str, Any]]:
     try:
         temporary = tempfile.TemporaryDirectory("", "txnbuf-audit-", named or None, ignore_cleanup_errors=True)
     except OSError as error:
-        raise disk_error(error, named or "TMPDIR", "set TMPDIR to a directory for temporary files") from error
+        raise disk_error(
+            error, named or "TMPDIR", "an audit needs temporary files", "set TMPDIR to another directory"
+        ) from error
     with temporary as directory:
         yield {"directory": directory, "memory_bytes": memory * MIB}
 

@@ -78,8 +78,9 @@ def _temporary_file(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = "keys for which --memory has no room go to this temporary file; set TMPDIR to "
-        raise disk_error(error, path, f"{what}another directory with room, or give more --memory") from error
+        what = "keys for which --memory has no room go to this temporary file"
+        remedy = "set TMPDIR to another directory with room, or give more --memory"
+        raise disk_error(error, path, what, remedy) from error
 
 
 class SortedRun(NamedTuple):

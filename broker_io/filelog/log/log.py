@@ -90,7 +90,8 @@ OPEN_SEGMENTS = 256
 _OPERATION = attrgetter("operation")
 _REFUSALS = (DiskFailed, TooManyFiles, DiskWatermark, NotLive, AppendUnknown)
 """Why appends and changes are not done, or not known to be; all else is a defect."""
-_STOPPED = "the log has stopped; nothing acknowledged is lost: repair the disk or free space, then open the log again"
+_STOPPED = "the log has stopped until it is opened again; nothing acknowledged is lost"
+_REMEDY = "repair the disk or free space"
 _UNLOCKED = (
     "its lock file was removed, so the log has stopped: make sure that no other process owns it, then open it again"
 )
@@ -649,7 +650,7 @@ class FileLog:
         if out_of_files(error) and not midway:
             self._close_segments()
             return disk_error(error, path, "nothing was changed: try again")
-        failure = disk_failure(error, path, _STOPPED)
+        failure = disk_failure(error, path, _STOPPED, _REMEDY)
         self.stop(failure)
         return failure
 

@@ -135,11 +135,13 @@ class DirectoryStore(Resource):
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Turn an OSError into DiskFailed."""
+        """Turn an OSError into DiskFailed or TooManyFiles."""
         try:
             yield
         except OSError as error:
-            raise disk_error(error, self.directory, "the member of the pair stops: repair the disk") from error
+            raise disk_error(
+                error, self.directory, "the member of the pair stops", "repair the disk or free space"
+            ) from error
 
     # --- journal and files ---
 
