@@ -357,7 +357,7 @@ class MemoryBroker(Resource):
             return writer
 
     def append_together(self, appends: Sequence[TogetherAppend], done: Callable[[TogetherResult], None]) -> None:
-        """As `AtomicBroker` says."""
+        """See `AtomicBroker`."""
         ours = []
         for writer, batch in appends:
             if not isinstance(writer, MemoryWriter) or writer.connection is not self._connection:
@@ -367,7 +367,7 @@ class MemoryBroker(Resource):
         future.add_done_callback(lambda _: done(as_error(error) if (error := future.exception()) else future.result()))
 
     def space_refusal(self) -> None:
-        """As `AtomicBroker` says: memory has no watermark."""
+        """See `AtomicBroker`: memory has no watermark."""
 
     def reader(
         self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False

@@ -237,12 +237,12 @@ class PulsarBroker(Resource):
         self._protect(topic, exclusive=False, state=state)
 
     def check_topic(self, topic: str) -> None:
-        """As `PolicyBroker` says: policies may have changed since the topic was opened."""
+        """See `PolicyBroker`: policies may have changed since the topic was opened."""
         self._cluster.incarnation(topic)
         self._protect(topic, exclusive=True)
 
     def deduplicate(self, topic: str) -> None:
-        """As `DeduplicatingBroker` says: the cluster recognizes resent messages by their sequence ids."""
+        """See `DeduplicatingBroker`: the cluster recognizes resent messages by their sequence ids."""
         self._cluster.ask("POST", topic, "deduplicationEnabled", True)
 
     def annotate(self, topic: str, text: str) -> None:
@@ -252,7 +252,7 @@ class PulsarBroker(Resource):
         return self._cluster.property(topic, NOTE, retry=False)
 
     def schema(self, topic: str, version: int | None = None) -> TopicSchema | None:
-        """As `SchemaBroker` says; partitions have the schema of their topic."""
+        """See `SchemaBroker`; partitions have the schema of their topic."""
         self._cluster.check()
         name = quote(to_local_name(check_topic_name(whole_name(topic))), safe="")
         path = f"schemas/{self._cluster.namespace}/{name}/schema"
@@ -264,7 +264,7 @@ class PulsarBroker(Resource):
             return None
 
     def write_with(self, topic: str, schema: TopicSchema) -> None:
-        """As `SchemaBroker` says. A schema of `schemas` takes precedence."""
+        """See `SchemaBroker`. A schema of `schemas` takes precedence."""
         self._schemas.setdefault(whole_name(topic), RegisteredSchema(schema))
 
     def delete_topic(self, topic: str) -> None:
@@ -308,7 +308,7 @@ class PulsarBroker(Resource):
         return writer
 
     def writer_of_left(self, topic: str) -> PulsarWriter | None:
-        """As `ReloadingBroker` says. The request must not wait for a topic that is loaded: it might be the first."""
+        """See `ReloadingBroker`. The request must not wait for a topic that is loaded: it might be the first."""
         head_start, now = self._head_starts.setdefault(topic, HeadStart()), self._cluster.environment.clock.monotonic
         if not head_start.is_over(self._presence(topic), now()):
             return None

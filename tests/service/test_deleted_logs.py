@@ -180,10 +180,10 @@ def test_ids_up_to_a_limit_take_no_time_by_how_high_it_is():
     assert list(within(bitmap_of([]), 0, 2**61)) == []
 
 
-def test_a_process_in_a_hurry_does_not_wait_as_long():
+def test_a_shortened_shutdown_does_not_wait_as_long():
     left = threading.Event()
     leaving = Shutdown(3600.0, left.set)
     leaving.begin()
-    leaving.hurry(0.01)
+    leaving.shorten(0.01)
     assert left.wait(60.0)
     leaving.done()

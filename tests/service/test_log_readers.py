@@ -85,7 +85,7 @@ async def test_it_continues_with_the_reader_of_the_replay(broker):
         reader.read()
 
 
-async def test_a_log_reader_in_a_hurry_does_not_wait_for_those_that_are_slow_to_open(broker):
+async def test_a_log_reader_that_begins_now_does_not_wait_for_those_that_are_slow_to_open(broker):
     """A cluster that is slow to open the readers of many topics delays none that somebody waits for."""
     slow, opening = threading.Event(), broker.reader
 
@@ -101,8 +101,8 @@ async def test_a_log_reader_in_a_hurry_does_not_wait_for_those_that_are_slow_to_
             taker.follow(f"slow-{number}")
         put(broker, b"v")
         hurried = taker.follow("a")
-        hurried.hurry()
-        hurried.hurry()
+        hurried.begin_now()
+        hurried.begin_now()
         await eventually(lambda: taker.values == [b"v"])
         slow.set()
         await taker.stop()

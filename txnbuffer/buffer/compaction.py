@@ -28,7 +28,7 @@ class TransactionRules:
     visibility: Visibility
 
     def retentions(self, placed: PlacedBatch) -> Retentions:
-        """As `CompactionRules` says. Raises InvalidRequest for a message that is not decided."""
+        """See `CompactionRules`. Raises InvalidRequest for a message that is not decided."""
         if decided_rows(placed, self.visibility) < len(placed):
             limit = self.visibility.max_read_position
             raise InvalidRequest(f"{placed.positions.last} is not decided yet: compact only ledgers up to {limit}")
@@ -45,7 +45,7 @@ class TransactionRules:
         return found
 
     def emptied(self, messages: Batch, which: NDArray[np.bool_]) -> Batch:
-        """As `CompactionRules` says."""
+        """See `CompactionRules`."""
         kept = ~which
         properties: dict[str, PropertyColumn] = {}
         for name, column in messages.properties.items():

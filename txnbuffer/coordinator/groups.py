@@ -109,10 +109,10 @@ def _chain(
         for member in ring:
             for topic in sorted(topic for topic, names in held[member].items() if names and topic not in asked):
                 asked.add(topic)
-                news = [other for other in wanting[topic] if other not in seen]
-                came |= dict.fromkeys(news, (member, topic))
-                seen.update(news)
-                further += news
+                new = [other for other in wanting[topic] if other not in seen]
+                came |= dict.fromkeys(new, (member, topic))
+                seen.update(new)
+                further += new
         taker = min(further, key=lambda member: (load[member], member), default=giver)
         if load[giver] - load[taker] > 1:
             chain = []

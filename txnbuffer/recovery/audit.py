@@ -170,7 +170,7 @@ class CommittedLog:
                     return
 
     def collect(self, found: NewestRecords, seed: int, limit: int, on_records: Callable[[int], object]) -> int:
-        """As `AuditCopy` says."""
+        """See `AuditCopy`."""
         reached = min(limit, self.end)
         for records, seqnos in self.records(reached):
             found.add(hashed_rows(records, seqnos, seed))
@@ -191,7 +191,7 @@ class CommittedLog:
             )
 
     def record_at(self, position: Position) -> tuple[bytes | None, bytes | None]:
-        """As `AuditCopy` says."""
+        """See `AuditCopy`."""
         before = Position(position.ledger, position.entry - 1)
         return record_in(read_existing(self._broker, self.topic, before, position), position)
 

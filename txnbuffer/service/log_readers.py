@@ -178,7 +178,7 @@ class LogReader:
         pool.submit(self._begin, slow=True)
         pool.schedule(FIRST_CHECK, self._check_when_due)
 
-    def hurry(self) -> None:
+    def begin_now(self) -> None:
         """Begin now, if the first read still waits for those of many other topics."""
         if not self._begun:
             self._pool.submit(self._begin)

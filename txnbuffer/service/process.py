@@ -128,7 +128,7 @@ class Shutdown:
             self._begun = True
             self._timer.start()
 
-    def hurry(self, seconds: float) -> None:
+    def shorten(self, seconds: float) -> None:
         """Restart the timer with fewer seconds: nothing that the process waits for can arrive."""
         self._timer.cancel()
         self._timer = self._threads.timer(seconds, self._force_exit)
@@ -159,8 +159,8 @@ Log = Callable[..., Any]
 INSECURE = "--insecure is given: who reaches these addresses may be able to read and write everything"
 NO_ANSWER = "no answer yet"
 WATCH = 1.0
-"""Seconds between two looks of a standby at who serves."""
-HURRY = 2.0
+"""Seconds after which a standby asks again who serves."""
+DELETED_LOG_DRAIN = 2.0
 """Seconds within which a service ends whose log was deleted: pending writes must not reach a new log of its name."""
 
 
@@ -482,7 +482,7 @@ class _Service:
                 error = engine.ended.result()
                 log("failed", error=str(error), kind=type(error).__name__)
                 if self._shutdown is not None and isinstance(error, LogDeleted):
-                    self._shutdown.hurry(HURRY)
+                    self._shutdown.shorten(DELETED_LOG_DRAIN)
                 return error
             seconds = self._service.drain_seconds
             if self._replication.can_switch:  # what stays open moves to the other machine

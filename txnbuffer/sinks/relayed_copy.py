@@ -45,7 +45,7 @@ class RelayedCopy:
         self._mark = last_mark(broker, topic, READ_TIMEOUT) if compacted else None
 
     def collect(self, found: NewestRecords, seed: int, limit: int, on_records: Callable[[int], object]) -> int:
-        """As `AuditCopy` says. Raises RelayTargetTaken for a message that no relay of the topic wrote."""
+        """See `AuditCopy`. Raises RelayTargetTaken for a message that no relay of the topic wrote."""
         if self._compacted:
             limit = self._checked(self._mark, limit)
         void: list[tuple[Position, int]] = []
@@ -143,7 +143,7 @@ class RelayedCopy:
         return seqnos
 
     def record_at(self, position: Position) -> tuple[bytes | None, bytes | None]:
-        """As `AuditCopy` says."""
+        """See `AuditCopy`."""
         before = Position(position.ledger, position.entry - 1)
         with CompactedReader(self._broker, self.topic, before, compacted=self._compacted) as reader:
             return record_in(reader.read_to(position), position)

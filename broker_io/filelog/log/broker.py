@@ -257,7 +257,7 @@ class FileBroker(ReadingBroker):
         self.create_topics([topic])
 
     def create_topics(self, topics: Iterable[str]) -> None:
-        """As `BulkBroker` says."""
+        """See `BulkBroker`."""
         names = [check_topic_name(topic) for topic in topics]
         with self._work:
             self.check()
@@ -294,7 +294,7 @@ class FileBroker(ReadingBroker):
         self.last_compaction = self._compact(topic, None, self._compactor(None))
 
     def compact_records(self, topic: str, request: CompactionRequest) -> CompactionReport:
-        """As `CompactingBroker` says."""
+        """See `CompactingBroker`."""
         check_data_topic(topic, self._options.compacted_prefix)
         request = self._leaving_room(topic, request)
         return self._compact(topic, request, self._compactor(request))
@@ -302,7 +302,7 @@ class FileBroker(ReadingBroker):
     def compact_in_tasks(
         self, topic: str, request: CompactionRequest, run: Callable[[CompactionTasks], Sequence[LedgerPart]]
     ) -> CompactionReport:
-        """As `TaskingBroker` says. The tasks need this directory at the same path."""
+        """See `TaskingBroker`. The tasks need this directory at the same path."""
         check_data_topic(topic, self._options.compacted_prefix)
         request, disk = self._leaving_room(topic, request), self.environment.disk
 
@@ -318,7 +318,7 @@ class FileBroker(ReadingBroker):
         return self._compact(topic, request, work)
 
     def set_compaction_policy(self, topic: str, policy: CompactionPolicy | None) -> None:
-        """As `CompactingBroker` says."""
+        """See `CompactingBroker`."""
         check_data_topic(topic, self._options.compacted_prefix)
         with self._work:
             self.check()
@@ -418,7 +418,7 @@ class FileBroker(ReadingBroker):
             yield
 
     def back_up(self, path: str, progress: BackupProgress) -> BackupReport:
-        """As `BackupBroker` says."""
+        """See `BackupBroker`."""
         if posixpath.abspath(path).startswith(posixpath.abspath(self.directory) + "/"):
             raise CallerError(f"{path} is in the directory of the log: write the backup elsewhere")
         if not self._backup.acquire(blocking=False):
@@ -482,15 +482,15 @@ class FileBroker(ReadingBroker):
 
     @property
     def repaired(self) -> tuple[str, ...]:
-        """As `VerifyingBroker` says."""
+        """See `VerifyingBroker`."""
         return tuple(self._log.damage.repaired)
 
     def damaged_topics(self) -> dict[str, Error]:
-        """As `VerifyingBroker` says."""
+        """See `VerifyingBroker`."""
         return self._log.damage.topics()
 
     def on_damage(self, notify: Callable[[], object]) -> Callable[[], object]:
-        """As `VerifyingBroker` says."""
+        """See `VerifyingBroker`."""
         listeners = self._damage_listeners
         listeners.append(notify)
         return lambda: listeners.remove(notify)
@@ -500,7 +500,7 @@ class FileBroker(ReadingBroker):
         self._log.damage.listeners = self._damage_listeners
 
     def check_stored(self, topic: str, ledger: int, start: int = 0, size: int | None = None) -> int:
-        """As `VerifyingBroker` says."""
+        """See `VerifyingBroker`."""
 
         def check(entry: TopicEntry) -> int:
             stored = entry.find(ledger)
@@ -551,18 +551,18 @@ class FileBroker(ReadingBroker):
                 self._queue.wait(min(missing, CHECK_SECONDS))
 
     def append_together(self, appends: Sequence[TogetherAppend], done: Callable[[TogetherResult], None]) -> None:
-        """As `AtomicBroker` says."""
+        """See `AtomicBroker`."""
         unit = PendingUnit([*map(self._pending, appends)], done)
         if len(unit.appends) > 1:
             check_together(unit.size)
         self._append(unit, appends)
 
     def space_refusal(self) -> DiskWatermark | None:
-        """As `AtomicBroker` says."""
+        """See `AtomicBroker`."""
         return self._log.space_refusal()
 
     def append_alone(self, append: TogetherAppend) -> Future[Positions]:
-        """As `Writer.append` says."""
+        """See `Writer.append`."""
         unit, future = lone_unit(self._pending(append))
         self._append(unit, [append])
         return future

@@ -39,7 +39,7 @@ CHECK_BYTES = 4 * 1024 * 1024
 
 
 class LedgerTasks:
-    """As `CompactionTasks` says; the disk is that of the environment in which a task runs."""
+    """See `CompactionTasks`; the disk is that of the environment in which a task runs."""
 
     def __init__(self, files: TopicFiles, request: CompactionRequest, map_bytes: int) -> None:
         self.files, self._request, self._map_bytes = files, replace(request, progress=int, before_swap=int), map_bytes
@@ -54,7 +54,7 @@ class LedgerTasks:
         return len(self.ledgers)
 
     def newest(self, ledger: int) -> NewestRows:
-        """As `CompactionTasks` says."""
+        """See `CompactionTasks`."""
         digests: list[bytes] = []
         ordinals: list[Ordinals] = []
         with self._columns(ledger) as columns:
@@ -84,7 +84,7 @@ class LedgerTasks:
         )
 
     def rewrite(self, ledger: int, survivors: Survivors, attempt: str) -> LedgerPart:
-        """As `CompactionTasks` says."""
+        """See `CompactionTasks`."""
         old, disk = self.ledgers[ledger], current().disk
         with self._columns(ledger) as columns:
             found = [columns.read(chunk) for chunk in columns.chunks[0]]

@@ -261,7 +261,7 @@ class FollowingBroker(ReadingBroker):
         return self._offline
 
     def damages(self) -> dict[str, Error]:
-        """As `StoredBroker` says."""
+        """See `StoredBroker`."""
         found = {}
         for name in self.topics():
             with contextlib.suppress(TopicNotFound):  # deleted meanwhile

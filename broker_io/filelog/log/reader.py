@@ -498,11 +498,11 @@ class ReadingBroker(Resource):
         ]
 
     def compaction(self, topic: str) -> CompactionState:
-        """As `CompactionStateBroker` says."""
+        """See `CompactionStateBroker`."""
         return self.named(topic).compaction
 
     def key_digests(self, topic: str) -> StoredDigests:
-        """As `DigestingBroker` says."""
+        """See `DigestingBroker`."""
         entry = self.named(topic)
         digests = {one.ledger: KeyDigest(self.seed, int(one.digest, 16)) for one in entry.ledgers if one.digest}
         return StoredDigests(entry.compaction.cleaned, digests)

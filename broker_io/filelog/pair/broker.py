@@ -300,12 +300,12 @@ class PairBroker(FileBroker):
         return self._node.failure
 
     def check_answer(self) -> None:
-        """As `ReplicatedBroker` says."""
+        """See `ReplicatedBroker`."""
         if self._node.reads() is not Gate.SEND:
             raise NotLive(_NOT_LIVE)
 
     def on_role(self, notify: Callable[[], None]) -> None:
-        """As `ReplicatedBroker` says."""
+        """See `ReplicatedBroker`."""
         self._listeners.append(notify)
 
     def status(self) -> Mapping[str, Any]:
@@ -327,11 +327,11 @@ class PairBroker(FileBroker):
         }
 
     def switch(self) -> None:
-        """As `ReplicatedBroker` says."""
+        """See `ReplicatedBroker`."""
         self._node.switch()
 
     def promote(self) -> None:
-        """As `ReplicatedBroker` says."""
+        """See `ReplicatedBroker`."""
         self._node.force()
 
     def wait_live(self, seconds: float) -> bool:
@@ -390,7 +390,7 @@ class PairBroker(FileBroker):
         return self._ask(topic, lambda entry: PairReader(self, entry, start, inclusive=inclusive))
 
     def create_topics(self, topics: Iterable[str]) -> None:
-        """As `BulkBroker` says; a member that is not live raises NotLive for topics that do not exist."""
+        """See `BulkBroker`; a member that is not live raises NotLive for topics that do not exist."""
         names = [*topics]
         if not self._node.live and set(names) <= set(self._log.names()):
             self.check()
@@ -456,7 +456,7 @@ class PairBroker(FileBroker):
         super().set_compaction_policy(topic, policy)
 
     def back_up(self, path: str, progress: BackupProgress) -> BackupReport:
-        """As `BackupBroker` says, at the primary."""
+        """See `BackupBroker`, at the primary."""
         self._check_live()
         return super().back_up(path, progress)
 

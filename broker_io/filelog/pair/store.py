@@ -37,7 +37,7 @@ SPACE_SECONDS = 1.0
 
 
 class DirectoryStore(Resource):
-    """As `PairStore` says. `log` is the engine, another one after a copy; `changed` is called after that.
+    """See `PairStore`. `log` is the engine, another one after a copy; `changed` is called after that.
 
     A `founder` turns a directory with a log of its own into the first store of a pair. `on_swap` is called with the
     number of a compaction whose files both members have.
@@ -88,7 +88,7 @@ class DirectoryStore(Resource):
     # --- opening ---
 
     def open_log(self, events: StoreEvents) -> StoreLog:
-        """As `PairStore` says. Raises CallerError for a log of its own that does not found the pair."""
+        """See `PairStore`. Raises CallerError for a log of its own that does not found the pair."""
         self._events = events
         environment, directory = self._environment, self.directory
         finish = partial(finish_aside, self._disk, directory)
@@ -146,7 +146,7 @@ class DirectoryStore(Resource):
     # --- journal and files ---
 
     def write(self, records: Sequence[LogRecord], synced: int) -> None:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         log = self.log
         with log.guard(log.journal.path, midway=True):
             log.journal.write(records, synced)
@@ -173,28 +173,28 @@ class DirectoryStore(Resource):
         self._environment.threads.timer(SPACE_SECONDS, look).start()
 
     def note_commit(self, lsn: int) -> None:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         log = self.log
         with log.guard(log.journal.path, midway=True):
             log.journal.note_commit(lsn)
 
     def cut(self, lsn: int) -> None:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         self.log.cut(lsn)
         self._applier.forget()
 
     def drop_journal(self, lsn: int) -> None:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         log = self.log
         with log.guard(self.directory, midway=True):
             log.journal.drop(lsn)
 
     def mark_partial(self, partial: bool) -> None:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         self.log.change_pair(partial=partial)
 
     def replace(self) -> Store:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         token = self._environment.randomness.token
         log, store = self.log, token(STORE_BYTES)
         empty = Manifest(
@@ -206,7 +206,7 @@ class DirectoryStore(Resource):
         return store
 
     def receive(self) -> DirectoryReceiver:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         pair, number = self.log.pair, self.log.journal.number + 1
         empty = self.log.manifest._replace(
             journal=number, last_journal=number, topics=(), mark=START, pair=PairEntry(pair.store, partial=True)
@@ -256,7 +256,7 @@ class DirectoryStore(Resource):
             self._begin_journal(copied._replace(journal=number, last_journal=number, pair=pair), mark)
 
     def remove_files(self, names: Sequence[str]) -> None:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         with self._copies:
             if self._copying:
                 self._removed += names
@@ -276,18 +276,18 @@ class DirectoryStore(Resource):
     # --- state ---
 
     def apply(self, lsn: int) -> None:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         self._applier.apply(self.log, lsn)
 
     def epoch_content(self, effect: BuildEpoch) -> bytes:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         log = self.log
         jump = random_jump(self._environment.randomness) if effect.forced else 0
         topics = tuple([topic.entry for topic in log.all_topics()])
         return b"".join(encode_operations(epoch_operations(log.manifest._replace(topics=topics), log.numbers(), jump)))
 
     def append_swap(self, result: RewriteFinished) -> None:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         self.on_swap(result)
 
     def update_prepared(self) -> None:
@@ -305,12 +305,12 @@ class DirectoryStore(Resource):
     # --- for the peer ---
 
     def read(self, first: int, last: int) -> Iterator[LogRecord]:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         with self._guarded():
             yield from self.log.journal.read(first, last)
 
     def begin_copy(self) -> DirectoryCopy:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         with self._copies:
             self._copying += 1
         try:
@@ -331,7 +331,7 @@ class DirectoryStore(Resource):
             self.remove_files(names)
 
     def read_prepared(self, name: str, offset: int, size: int) -> bytes:
-        """As `PairStore` says."""
+        """See `PairStore`."""
         missing = f"there is no file {name!r} in {self.directory} any more: copy the log"
         if not is_segment_name(name):
             raise TopicNotFound(missing)
@@ -353,7 +353,7 @@ class DirectoryStore(Resource):
 
 
 class DirectoryReceiver(Resource):
-    """As `CopyReceiver` says."""
+    """See `CopyReceiver`."""
 
     def __init__(self, store: DirectoryStore, files: CopyFiles) -> None:
         self._store, self._files = store, files

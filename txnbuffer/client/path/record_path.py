@@ -283,7 +283,7 @@ def count_unsent(flight: SendInFlight, sign: int) -> None:
 
 
 class SendResult(NamedTuple):
-    """News of a send: it failed, for one transaction or (`txn` is None) for all; or it is `settled`."""
+    """What became of a send: it failed, for one transaction or (`txn` is None) for all; or it is `settled`."""
 
     flight: SendInFlight
     error: Error | None = None
@@ -380,7 +380,7 @@ class RecordPath(ABC):
         return dropped
 
     def take_results(self) -> list[SendResult]:
-        """Return the news of sends since the last call."""
+        """Return what became of sends since the last call."""
         results, self._results = self._results, []
         return results
 

@@ -307,7 +307,7 @@ class SessionCore:
         self._lease()
 
     def _take_sent(self) -> None:
-        """Handle the news of sends."""
+        """Handle what became of sends."""
         for result in self._path.take_results():
             if result.error is not None:
                 self._fail(result, result.error)

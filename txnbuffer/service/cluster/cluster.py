@@ -289,7 +289,7 @@ class ClusterTopics(Topics):
         """Call `report` once the buffer has applied the topic's log up to its present end."""
         unread = self._unread.get(topic)
         if topic.reader is not None:
-            topic.reader.hurry()
+            topic.reader.begin_now()
         if unread is None:
             self._unread[topic] = [report]
             self._loop.run(self._query_end(topic))

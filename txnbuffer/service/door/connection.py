@@ -280,10 +280,10 @@ class SessionConnection:
             self._waiter.set_result(None)
 
     def take(self) -> ServerFrame | None:
-        """Return the next frame for the client; None if there is nothing to tell."""
+        """Return the next frame for the client; None if there is nothing to send."""
         closing, self._closing_error = self._closing_error, None
-        news = self._acknowledged > self._reported or self._credits is not None or self._draining
-        if not (news or self._answers or self._failures or self._welcome or closing):
+        reports = self._acknowledged > self._reported or self._credits is not None or self._draining
+        if not (reports or self._answers or self._failures or self._welcome or closing):
             return None
         frame = ServerFrame(
             welcome=self._welcome,
