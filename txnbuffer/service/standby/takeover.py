@@ -410,32 +410,24 @@ class Standby:
         reading = asyncio.ensure_future(asyncio.to_thread(self._follow_log))
         following = asyncio.ensure_future(self.topics.run())
         writer: Writer | None = None
-        log: DecisionLog | None = None
-        try:
-            while writer is None and not stop.is_set():
-                writer = await asyncio.to_thread(self._acquire)
-        finally:
-            self._stopping.set()
-            log = await _last_read(reading)
-            if (writer is None or stop.is_set()) and log is not None:
-                log.close()
-            warm = await self.topics.release()
-            await asyncio.wait([following], timeout=LAST_READ)
+        async with contextlib.AsyncExitStack() as unused:
+            try:
+                while writer is None and not stop.is_set():
+                    writer = await asyncio.to_thread(self._acquire)
+            finally:
+                if writer is not None:
+                    unused.push_async_callback(asyncio.to_thread, writer.close)
+                self._stopping.set()
+                if (log := await _last_read(reading)) is not None:
+                    unused.callback(log.close)
+                unused.callback(_close, warm := await self.topics.release())
+                await asyncio.wait([following], timeout=LAST_READ)
             if writer is None or stop.is_set():
-                _close(warm)
-        if writer is not None and stop.is_set():
-            await asyncio.to_thread(writer.close)
-            return None
-        if writer is None:
-            return None
-        try:
+                return None
             if log is None:
                 log = await asyncio.to_thread(DecisionLog, self._broker, self._topic)
+            unused.pop_all()
             return StandbyState(writer, log, warm)
-        except BaseException:
-            _close(warm)
-            await asyncio.to_thread(writer.close)
-            raise
 
     def _prepared(self) -> bool:
         """Create the internal topics; return False after a temporary error."""

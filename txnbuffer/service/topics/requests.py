@@ -201,44 +201,52 @@ class Sends:
         dropped: list[tuple[int, int]] = []
         failures: dict[TxnId, Error] = {}
         accepted: list[int] = []
-        known_before, admitted = len(self.written), 0
+        known_before = len(self.written)
         limited = quota if quota is not None and quota.limited else None
         unit = NO_UNIT if topic.held or topic.backlog or self._units is None else self._units.number
         full = None if self._units is None else self._units.refusal
-        for txn, start, size, seq in slices:
-            least = txn.least
+        for sent in slices:
+            txn, start, size, seq = sent
+            least, known = txn.least, size
             error = refusals.get(txn) or self.failed.get(least)
             if limited and error is None and least not in self.written:
                 error = self._admission(least, limited)
-                admitted += error is None
             if error is None:
                 written = self.written.get(least)
                 if written is None:
                     written = self.written[least] = Written()
                     written.first = written.last = unit
-                last = written.get(name, 0)
-                known = last - seq + 1
-                if known < 0:
-                    text = f"transaction {txn} sent record {seq} to {name!r}, expected record {last + 1}: abort it"
-                    error = self.failed[least] = InvalidRequest(text)
-                else:
-                    if known > 0:
-                        dropped.append((start, min(known, size)))
-                    if known < size and full is not None:
-                        error = self.failed[least] = full
-                    elif known < size:
-                        written[name] = seq + size - 1
-                        written.last = max(written.last, unit)
-                        written.first = written.first if unit != NO_UNIT else NO_UNIT
-                        accepted.append(least)
+                known, error = _known(sent, name, written.get(name, 0), full)
+                if error is not None:
+                    self.failed[least] = error
+                elif known < size:
+                    written[name] = seq + size - 1
+                    written.last = max(written.last, unit)
+                    written.first = written.first if unit != NO_UNIT else NO_UNIT
+                    accepted.append(least)
             if error is not None:
                 failures[txn] = error
-                dropped.append((start, size))
+            if known:
+                dropped.append((start, known))
         batch = _without(batch, dropped) if dropped else batch
         begun = len(self.written) - known_before
         if quota is not None:
-            quota.ask(begun - admitted, batch.weight)
+            quota.ask(0 if limited else begun, batch.weight)  # `limited` has counted those that it has admitted
         return CheckedSend(batch if accepted else None, accepted, [*failures.items()], begun)
+
+
+def _known(sent: SentSlice, topic: str, last: int, full: Error | None) -> tuple[int, Error | None]:
+    """How many records of a slice are not appended: those up to record `last`, or, because of the error, all of them.
+
+    `full`: why no new ones can be.
+    """
+    txn, _, size, seq = sent
+    known = min(last - seq + 1, size)
+    if known < 0:
+        return size, InvalidRequest(
+            f"transaction {txn} sent record {seq} to {topic!r}, expected record {last + 1}: abort it"
+        )
+    return (known, None) if known == size or full is None else (size, full)
 
 
 _is_reserved = methodcaller("startswith", RESERVED)
@@ -493,20 +501,16 @@ class RequestHandler:
         """Handle the requests of named producers and of consumer groups."""
         coordinator, name = self._coordinator, connection.session
         for request, producer in frame.open_names:
-            if self._is_owned(connection, request, "producer", producer) and _is_valid(
-                connection, request, "producer", producer
-            ):
+            if self._fits(connection, request, "producer", producer, producer=producer):
                 coordinator.open_name(name, request, producer, now)
         for deletion in frame.delete_names:
-            if self._is_owned(connection, deletion.request, "producer", deletion.name):
+            if self._fits(connection, deletion.request, "producer", deletion.name):
                 coordinator.delete_name(name, deletion.request, deletion.name, now, over=deletion.over)
         for request, group in frame.joins:
-            if self._is_owned(connection, request, "group", group) and _is_valid(connection, request, "group", group):
+            if self._fits(connection, request, "group", group, group=group):
                 coordinator.join_group(name, request, group, now)
         for part in frame.members:
-            called = ("group", part.group), ("member", part.member)
-            fits = all(_is_valid(connection, part.request, kind, text) for kind, text in called)
-            if fits and self._is_owned(connection, part.request, "group", part.group):
+            if self._fits(connection, part.request, "group", part.group, group=part.group, member=part.member):
                 coordinator.heartbeat(name, part, now)
 
     def _register(self, connection: SessionConnection, request: int, name: str, now: float) -> None:
@@ -529,27 +533,20 @@ class RequestHandler:
     def _send(self, connection: SessionConnection, send: Send) -> None:
         connection.sends += 1
         number = connection.sends
-        if not self._topics.takes_records:
-            connection.fail(number, InvalidRequest(WRITE_TO_CLUSTER))
-            connection.settle(number, 0)
-            return
-        denial, quota = None, None
-        if connection.filtered:
-            denial = connection.permissions.refusal(Action.WRITE, ResourceKind.TOPIC, send.topic)
-            quota = connection.quota
-        if denial is not None:
-            connection.fail(number, denial)
-            connection.settle(number, 0)
-            return
-        topic = self._topics.get(send.topic)
-        if topic is None:
-            try:
+        quota = connection.quota if connection.filtered else None
+        try:
+            if not self._topics.takes_records:
+                raise InvalidRequest(WRITE_TO_CLUSTER)
+            if quota is not None:
+                connection.permissions.check(Action.WRITE, ResourceKind.TOPIC, send.topic)
+            topic = self._topics.get(send.topic)
+            if topic is None:
                 self._check_new(connection, send.topic)
                 topic = self._topics.make(send.topic, connection.session)
-            except (InvalidTopicName, TopicNotFound, LimitExceeded) as refusal:
-                connection.fail(number, refusal)
-                connection.settle(number, 0)
-                return
+        except (InvalidRequest, NotAuthorized, InvalidTopicName, TopicNotFound, LimitExceeded) as refusal:
+            connection.fail(number, refusal)
+            connection.settle(number, 0)
+            return
         batch, least, failures, begun = self._sends.check(connection.session, topic, send.batch, quota)
         for txn, error in failures:
             connection.fail(number, error, txn)
@@ -581,21 +578,15 @@ class RequestHandler:
         connection.fail(number, error)
         connection.settle(number, size)
 
-    def _is_owned(self, connection: SessionConnection, request: int, kind: str, name: str) -> bool:
-        """Whether a producer or group belongs to this shard; otherwise answer with an error."""
+    def _fits(self, connection: SessionConnection, request: int, kind: str, owned: str, **names: str) -> bool:
+        """Whether a producer or group belongs to this shard, and names are valid; otherwise answer with an error."""
         try:
-            check_owned(self._topics.shard, kind, name)
-        except ForeignTopic as error:
+            for what, name in names.items():
+                if not (name and name.isprintable() and len(name.encode()) <= MAX_NAME):
+                    shown = name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…"
+                    raise InvalidRequest(f"{what} {shown!r}: a name must be 1 to {MAX_NAME} bytes of printable UTF-8")
+            check_owned(self._topics.shard, kind, owned)
+        except (InvalidRequest, ForeignTopic) as error:
             connection.answer([(request, error)])
             return False
         return True
-
-
-def _is_valid(connection: SessionConnection, request: int, kind: str, name: str) -> bool:
-    """Whether a name is valid; otherwise answer with an error."""
-    if name and name.isprintable() and len(name.encode()) <= MAX_NAME:
-        return True
-    shown = name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…"
-    text = f"{kind} {shown!r}: a name must be 1 to {MAX_NAME} bytes of printable UTF-8"
-    connection.answer([(request, InvalidRequest(text))])
-    return False
