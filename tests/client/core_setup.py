@@ -1,6 +1,10 @@
-"""Session cores for tests: connected, with leased ids, with an open transaction."""
+"""Session cores for tests: connected, with leased ids, with an open transaction; and routes for clients."""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 from txnbuffer.client.path.record_path import OpenTransaction, RecordPath, ServicePath
 from txnbuffer.client.path.send_columns import SendColumns
@@ -11,6 +15,11 @@ from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome
 
 def rows(*values: bytes) -> SendColumns:
     return SendColumns([b"k"] * len(values), list(values), None, None, sum(map(len, values)) + len(values))
+
+
+def routes_with(groups: Callable[..., Awaitable[Any]]) -> Any:
+    """Routes that call `groups` for each chunk of records of a topic, which they know already."""
+    return SimpleNamespace(known=lambda topic, partition: True, groups=groups)
 
 
 def taken(core: SessionCore) -> ClientFrame:

@@ -167,10 +167,10 @@ def test_ids_of_an_older_connection_are_not_used() -> None:
     core = welcomed()
     assert core.begin().txn == TxnId(0, 1)
     core.lost()
-    assert not core.can_begin
+    assert not core.ids
     core.hello()
     core.receive(ServerFrame(welcome=Welcome("s", 0, 2, 1000)))
-    assert not core.can_begin
+    assert not core.ids
 
 
 def test_rejected_lease_is_requested_with_fewer_ids() -> None:
@@ -204,7 +204,7 @@ def test_unused_ids_are_returned_when_idle() -> None:
     frame = core.take_frame()
     assert frame is not None
     assert frame.returned == ((2, 39),)
-    assert not core.can_begin
+    assert not core.ids
 
 
 def test_transaction_is_announced_after_a_tick() -> None:
@@ -247,7 +247,7 @@ def test_sender_waits_for_credits() -> None:
 def test_no_transaction_begins_at_a_draining_service() -> None:
     core = welcomed()
     core.receive(ServerFrame(draining=True))
-    assert not core.can_begin
+    assert not core.ids
     core.wait_to_begin("w")
     assert core.take_frame() is None
     core.lost()
@@ -285,8 +285,8 @@ def test_giving_up_fails_all_waiters() -> None:
     core.send("a", rows(b"v"), planned)
     core.transactions.end(planned, EndPlan(True, "planned"))
     core.send("a", rows(b"v"), None, "ordinary")
-    core.requests.ask("queries", lambda number: Query(number, asked.txn), "query")
-    core.requests.ask("open_names", lambda number: NamedRequest(number, "n"), "name")
+    core.requests.ask("queries", Query(next(core.requests.numbers), asked.txn), "query")
+    core.requests.ask("open_names", NamedRequest(next(core.requests.numbers), "n"), "name")
     core.wait_for_room("room")
     core.give_up(ServiceUnavailable("nobody there"))
     told = {waiter: type(result) for waiter, result in core.take_results() if waiter is not None}

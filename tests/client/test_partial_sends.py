@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from client.core_setup import routes_with
 from service_setup import on_a_loop_for
 
 from txnbuffer import Outcome, SyncClient, SyncTransaction, TransactionAborted, connect
@@ -66,20 +67,20 @@ def test_ended_sync_transaction_rejects_sends(client: SyncClient) -> None:
 def test_sync_run_retries_after_a_short_outage_of_the_cluster(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups, away, works = client.client.groups, [None], []
+    away, works = [None], []
 
     async def sometimes(topic: str, keys: Any, partition: int | None) -> Sequence[Any]:
         if away:
             away.clear()
             raise ServiceUnavailable("the cluster is away")
-        return await groups(topic, keys, partition)
+        return ((topic, None),)
 
     def work(txn: SyncTransaction) -> None:
         works.append(txn)
         for value in (b"1", b"2", b"3"):
             txn.send("orders", value)
 
-    monkeypatch.setattr(client.client, "groups", sometimes)
+    monkeypatch.setattr(client.client, "routes", routes_with(sometimes))
     with pytest.raises(TransactionAborted, match="the cluster is away"), client.transaction() as txn:
         work(txn)
     away.append(None)
@@ -97,15 +98,15 @@ async def test_transaction_can_only_abort_after_a_partial_send_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connect(f"file:{tmp_path / 'log'}") as client:
-        groups, calls = client.groups, []
+        calls: list[str] = []
 
         async def second_is_cancelled(topic: str, keys: Any, partition: int | None) -> Sequence[Any]:
             calls.append(topic)
             if len(calls) == 2:
                 raise asyncio.CancelledError
-            return await groups(topic, keys, partition)
+            return ((topic, None),)
 
-        monkeypatch.setattr(client, "groups", second_is_cancelled)
+        monkeypatch.setattr(client, "routes", routes_with(second_is_cancelled))
         txn = await client.transaction().begin()
         with pytest.raises(asyncio.CancelledError):
             await txn.send_many("orders", [b"x"] * (CHUNK + 1))
@@ -128,7 +129,7 @@ class HeldSend:
 
     def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.begun, self.go = asyncio.Event(), asyncio.Event()
-        groups, calls = client.groups, []
+        calls: list[str] = []
 
         async def second_waits(topic: str, keys: Any, partition: int | None) -> Sequence[Any]:
             calls.append(topic)
@@ -137,9 +138,9 @@ class HeldSend:
                 await self.go.wait()
                 if error is not None:
                     raise error
-            return await groups(topic, keys, partition)
+            return ((topic, None),)
 
-        monkeypatch.setattr(client, "groups", second_waits)
+        monkeypatch.setattr(client, "routes", routes_with(second_waits))
 
     async def in_task(self, txn: Transaction) -> asyncio.Task[None]:
         sending = asyncio.create_task(txn.send_many("orders", [b"x"] * (CHUNK + 1)))

@@ -120,7 +120,7 @@ class History:
     # The application
 
     def begin(self) -> None:
-        if not self.core.can_begin:
+        if not self.core.ids:
             self.wait("ids", self.core.wait_to_begin)
             return
         transaction = self.core.begin(self.random.choice([None, 5.0]))
@@ -178,9 +178,8 @@ class History:
     def query(self) -> None:
         if self.sent:
             txn = self.random.choice(list(self.sent))
-            self.wait(
-                "query", lambda waiter: self.core.requests.ask("queries", lambda number: Query(number, txn), waiter)
-            )
+            requests = self.core.requests
+            self.wait("query", lambda waiter: requests.ask("queries", Query(next(requests.numbers), txn), waiter))
 
     def tick(self) -> None:
         self.core.tick()

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from client.core_setup import routes_with
 from client.direct_world import DirectWorld
 from client_world import values
 
@@ -16,6 +17,7 @@ from broker_io.partitions import partition_name
 from txnbuffer import Client, Outcome, ServiceUnavailable, SyncClient, SyncTransaction, connect
 from txnbuffer.client.groups import membership
 from txnbuffer.client.reading.records import Record, RecordBatch
+from txnbuffer.client.session.session import ShardSessions
 from txnbuffer.client.session.session_core import SessionCore
 from txnbuffer.client.sync import sync_transaction
 from txnbuffer.client.sync.portal import LoopCall
@@ -110,7 +112,6 @@ def test_send_during_the_commit_is_rejected(client: SyncClient, monkeypatch: pyt
 
 
 def test_commit_waits_for_the_send_of_another_thread(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = client.client.groups
     commits: list[asyncio.Task[None]] = []
     begun = threading.Event()
 
@@ -120,12 +121,12 @@ def test_commit_waits_for_the_send_of_another_thread(client: SyncClient, monkeyp
             begun.set()
             for _ in range(20):
                 await asyncio.sleep(0)
-        return await groups(topic, keys, partition)
+        return ((topic, None),)
 
     async def committed() -> None:
         await commits[0]
 
-    monkeypatch.setattr(client.client, "groups", commits_meanwhile)
+    monkeypatch.setattr(client.client, "routes", routes_with(commits_meanwhile))
     blocked = threading.Event()
     client.loop.soon(lambda: blocked.wait(60))  # until both are handed over
     txn = client.transaction().begin()
@@ -188,13 +189,13 @@ def test_send_does_not_wait_for_the_loop_and_does_not_hold_back(client: SyncClie
 
 
 def test_send_waits_for_room(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, room = threading.Event(), asyncio.Event()
+    waits, room, send = threading.Event(), asyncio.Event(), SessionCore.send
 
     async def no_room() -> None:
         waits.set()
         await room.wait()
 
-    monkeypatch.setattr(SessionCore, "has_room", False)
+    monkeypatch.setattr(SessionCore, "send", lambda *arguments: send(*arguments) and False)
     monkeypatch.setattr(SessionCore, "room", 1000)
     monkeypatch.setattr(client.client.session, "wait_for_room", no_room)
     sent = []
@@ -280,7 +281,7 @@ def test_begin_waits_for_the_service_if_it_cannot_begin_now(
         raise ServiceUnavailable("no service")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SessionCore, "can_begin", False)
+        patch.setattr(ShardSessions, "can_begin", False)
         patch.setattr(Transaction, "begin", away)
         with pytest.raises(ServiceUnavailable), client.transaction():
             raise AssertionError("its block is not entered")

@@ -214,7 +214,7 @@ def _client(data: bytes) -> None:
             break
         core.receive(frame)
         core.tick()
-        while core.can_begin and len(opened) < 4:
+        while core.ids and len(opened) < 4:
             opened.append(transaction := core.begin(5.0))
             core.send("orders", SendColumns([b"k"], [b"v"], None, None, 2), transaction, "sent")
             end = EndPlan(commit=len(opened) % 2 == 0, waiter="end")

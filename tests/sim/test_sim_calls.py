@@ -192,7 +192,7 @@ class FailingCommit:
     def __init__(self, *, queued: bool) -> None:
         requests = Requests(lambda: None)
         if queued:
-            requests.ask("commits", lambda number: Commit(number, TXN, (), ()))
+            requests.ask("commits", Commit(next(requests.numbers), TXN, (), ()))
         self._session = SimpleNamespace(core=SimpleNamespace(requests=requests))
 
 

@@ -16,6 +16,7 @@ from txnbuffer.client.path.send_columns import (
     BATCHINGS,
     Batching,
     SendColumns,
+    check_size,
 )
 from txnbuffer.client.path.writers import OrdinarySends
 from txnbuffer.client.producer_names import ProducerNames
@@ -138,11 +139,10 @@ class BaseClient:
 
     def check_topic(self, topic: str) -> None:
         """Raises InvalidTopicName, also for an internal topic."""
-        if type(topic) is not str or topic not in self._topics:
-            if is_internal(check_topic(topic)):
-                text = f"topic {topic!r} is internal: use a name that does not begin with {INTERNAL_PREFIX}"
-                raise InvalidTopicName(text)
-            self._topics.add(topic)
+        if is_internal(check_topic(topic)):
+            text = f"topic {topic!r} is internal: use a name that does not begin with {INTERNAL_PREFIX}"
+            raise InvalidTopicName(text)
+        self._topics.add(topic)
 
     @property
     def max_message_bytes(self) -> int:
@@ -161,12 +161,19 @@ class BaseClient:
             await asyncio.to_thread(self.serializers.of, topic, given)
         return self.serializers.of(topic, given)
 
-    def batched(self, topic: str, rows: SendColumns, batching: Batching | None) -> SendColumns:
-        """Return the rows with the size limit of their record sets set. Raises InvalidRequest."""
-        if batching is None and self._ordinary is None:
-            return rows
-        set_bytes = self.set_bytes(topic, batching)
-        return rows._replace(set_bytes=set_bytes) if set_bytes else rows
+    def checked(self, topic: str, rows: SendColumns, batching: Batching | None, extra: int = 0) -> SendColumns:
+        """Return the rows with the size limit of their record sets set; each of them gets `extra` bytes more.
+
+        Raises InvalidTopicName, InvalidRequest and MessageTooLarge.
+        """
+        if type(topic) is not str or topic not in self._topics:
+            self.check_topic(topic)
+        if (batching is not None or self._ordinary is not None) and (set_bytes := self.set_bytes(topic, batching)):
+            rows = rows._replace(set_bytes=set_bytes)
+        limit = self.session.core.max_message_bytes if self._ordinary is None else self.max_message_bytes
+        if rows.size + extra > limit or rows.set_bytes:
+            check_size(rows, limit, extra)
+        return rows
 
     def set_bytes(self, topic: str, batching: Batching | None) -> int:
         """Return the size limit of record sets in bytes, 0 for none. Raises InvalidRequest."""

@@ -47,8 +47,8 @@ class Participant:
 
         Raises AlreadyCommitted if the number has committed, and TransactionAborted.
         """
-        session = self._session = await self._client.sessions.ready(self._sequence.name)
-        opened = self._open = session.core.begin(self._timeout, self._sequence)
+        begun = await self._client.sessions.begin(self._sequence.name, self._timeout, self._sequence)
+        session, opened = self._session, self._open = begun
         await self._check(await session.ask("queries", lambda number: Query(number, opened.txn)))
 
     async def send_batch(

@@ -31,7 +31,6 @@ from txnbuffer.client.path.send_columns import (
     Key,
     Properties,
     SendColumns,
-    check_size,
     deletion,
     many_rows,
     one_row,
@@ -406,9 +405,7 @@ class Client(BaseClient):
     async def _send_rows(self, topic: str, rows: SendColumns, batching: Batching | None, partition: int | None) -> None:
         core = self.session.core
         self.check()
-        self.check_topic(topic)
-        rows = self.batched(topic, rows, batching)
-        check_size(rows, self.max_message_bytes)
+        rows = self.checked(topic, rows, batching)
         if not len(rows.values):
             return
         if self._ordinary is not None:

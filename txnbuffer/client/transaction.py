@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from txnbuffer.checks import MAX_NUMBER, check_flag, check_txn
+from txnbuffer.client import lifecycle
 from txnbuffer.client.base import BaseClient
 from txnbuffer.client.path.record_path import EndPlan, OpenTransaction, as_plan
 from txnbuffer.client.path.send_columns import (
@@ -18,7 +19,6 @@ from txnbuffer.client.path.send_columns import (
     Key,
     Properties,
     SendColumns,
-    check_size,
     deletion,
     many_rows,
     one_row,
@@ -59,6 +59,10 @@ def _is_counted(topics: object, records: object) -> bool:
         return False
     counts = all(type(count) is int and 0 <= count <= MAX_NUMBER for count in records)
     return counts and all(isinstance(topic, str) for topic in topics)
+
+
+async def _nothing() -> None:
+    pass
 
 
 PARTLY_SENT = "only some of the records of a send were sent"
@@ -193,8 +197,7 @@ class Transaction:
         if self._sequence is not None:
             client.check()
             sequence = await client.names.sequence(*self._sequence, client.committed_number)
-        session = self._session = await client.sessions.ready(self._home)
-        self._open = session.core.begin(self._timeout, sequence)
+        self._session, self._open = await client.sessions.begin(self._home, self._timeout, sequence)
         return self
 
     async def send(
@@ -262,23 +265,23 @@ class Transaction:
         """Internal: send records whose columns have been checked."""
         opened = self._usable()
         session, client = self._session, self._client
-        client.check_topic(topic)
-        rows = client.batched(topic, rows, batching)
-        check_size(rows, client.max_message_bytes, PROPERTY_BYTES)
+        rows = client.checked(topic, rows, batching, PROPERTY_BYTES)
         left = count = len(rows.values)
         partly = False
         try:
             for chunk in slices(rows, CHUNK) if count > 1 else (rows,) * count:
-                for name, which in await client.groups(topic, chunk.keys, partition):
+                direct = client.routes is None and partition is None
+                groups = ((topic, None),) if direct else await client.groups(topic, chunk.keys, partition)
+                for name, which in groups:
                     some = chunk if which is None else take_rows(chunk, which.tolist())
                     if left < count or client.routes is not None:  # other tasks may have run
                         opened = self._usable(begun=left < count)
-                    session.core.send(name, some, opened)
+                    room = session.core.send(name, some, opened)
                     left -= len(some.values)
                     if left and not partly:
                         partly = True
                         self._partial += 1
-                if not session.core.has_room:
+                if not room:
                     await session.wait_for_room()
                     if left:
                         self._usable(begun=True)
@@ -342,53 +345,54 @@ class Transaction:
         if wait_visible is not False:
             check_flag(wait_visible, "wait_visible")
         opened = self._open or self._begun()
-        self._session.check()
+        waiter = self._session.waiter()
         if opened.ending or self._committing:
             raise self._over(opened)
-        plan = (wait_visible, self._positions, branches)
+        plan = as_plan((True, waiter, wait_visible, self._positions, branches, False))
         self._committing = True
         try:
             if opened.sequence is None:
-                await self._commit(opened, *plan)
+                await self._request(opened, plan)
             else:  # after the commits of its name that this client has begun before
                 async with self._client.names.committing(opened.txn, opened.sequence.name):
-                    await self._commit(opened, *plan)
+                    await self._request(opened, plan)
                     self._client.names.committed(opened.sequence)
-        except BaseException:
-            if not opened.ending:
-                self._session.end(opened, EndPlan(False, None))
+        except BaseException as error:
+            self._failed(opened, waiter, error)
             raise
         finally:
             self._committing = False
 
-    async def _commit(self, opened: OpenTransaction, *rest: Any) -> None:
-        """Request the commit and wait for its answer; `rest`: that of the plan."""
+    def _request(self, opened: OpenTransaction, plan: EndPlan) -> Awaitable[Any]:
+        """Request the commit; return its answer."""
         if self._partial:
-            await self._wait_whole()
-        session = self._session
-        waiter = session.waiter()
-        if opened.ending:
+            return self._request_whole(opened, plan)
+        if opened.ending:  # since an earlier commit, or the sends of another task, were waited for
+            self._session.check()
             raise self._over(opened)
-        self._answer = waiter
-        session.end(opened, as_plan((True, waiter, *rest, False)))
-        try:
-            await waiter
-        except asyncio.CancelledError as cancelled:
-            self._answer, withdrawn = session.withdraw_commit(opened, waiter)
-            if not withdrawn:
-                cancelled.add_note(f"transaction {opened.txn} may have committed: query its outcome")
-            raise
-        except Fenced as error:
-            self._lost_name(error)
-            raise
+        self._answer = plan.waiter
+        self._session.end(opened, plan)
+        return self._answer
 
-    async def _wait_whole(self) -> None:
+    async def _request_whole(self, opened: OpenTransaction, plan: EndPlan) -> None:
         """Wait until no call has sent only some of its records; calls that have sent none yet are rejected."""
         self._whole = asyncio.get_running_loop().create_future()
         try:
             await self._whole
         finally:
             self._whole = None
+        await self._request(opened, plan)
+
+    def _failed(self, opened: OpenTransaction, waiter: asyncio.Future[Any], error: BaseException) -> None:
+        """End a transaction whose commit has failed or was cancelled."""
+        if self._answer is waiter and isinstance(error, asyncio.CancelledError):
+            self._answer, withdrawn = self._session.withdraw_commit(opened, waiter)
+            if not withdrawn:
+                error.add_note(f"transaction {opened.txn} may have committed: query its outcome")
+        elif isinstance(error, Fenced):
+            self._lost_name(error)
+        if not opened.ending:
+            self._session.end(opened, EndPlan(False, None))
 
     async def abort(self) -> None:
         """Abort; return when the abort is durable. Does nothing after another abort, or after a commit that failed.
@@ -411,18 +415,18 @@ class Transaction:
 
     __aenter__ = begin
 
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         if self._lent:
             self.check_can_end()
         opened = self._open or self._begun()
         if opened.ending or (self._committing and error is None):
-            return  # commit or abort was called in the block
+            return _nothing()  # commit or abort was called in the block
         if error is None:
-            await self.commit()
-        else:
-            self._session.end(opened, EndPlan(False, None))
+            return self.commit()
+        self._session.end(opened, EndPlan(False, None))
+        return _nothing()
 
     def _begun(self) -> OpenTransaction:
         if self._open is None:
@@ -435,7 +439,10 @@ class Transaction:
         A commit that waits for calls that have `begun` to send prevents all others.
         """
         opened = self._open or self._begun()
-        self._session.check()
+        forked = self._session.forked_from != lifecycle.ForkGeneration.generation
+        if opened.failure is None and not (opened.ending or self._committing or forked):
+            return opened
+        self._session.check()  # without a service, all transactions have failed
         if opened.failure is not None:
             if isinstance(opened.failure, Fenced):
                 self._lost_name(opened.failure)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -122,10 +122,21 @@ class Outbox:
         self._weight = 0
         self.size = 0
 
-    def add(self, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter, seq: int) -> None:
-        """Add records of a transaction, of which the first has the number `seq`; or ordinary ones and their waiter."""
+    def add(self, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter, seq: int) -> bool:
+        """Add records of a transaction, of which the first has the number `seq`; or ordinary ones and their waiter.
+
+        Returns False if they do not fit into the same send as the queued ones, and adds nothing.
+        """
         before, count = len(self._values), len(rows.values)
-        self._set_bytes = rows.set_bytes
+        weight = size = self._weight + rows.size + ROW_BYTES * count
+        names = self._names if rows.properties is None else self._names.union(*filter(None, rows.properties))
+        if names:
+            size += width(len(names), before + count)
+        if before and (
+            rows.set_bytes != self._set_bytes or size > SEND_BYTES or MAX_PROPERTIES < len(names) != len(self._names)
+        ):
+            return False
+        self._set_bytes, self._weight, self._names, self.size = rows.set_bytes, weight, names, size
         if transaction is None:
             self._waiters.append(waiter)
         else:
@@ -136,31 +147,18 @@ class Outbox:
                 self._seqs += range(seq, seq + count)
         self._keys += rows.keys
         self._values += rows.values
-        self._weight += rows.size + ROW_BYTES * count
         if rows.properties is not None or self._properties is not None:
-            self._add_properties(rows.properties, before, count)
+            table = self._properties = [None] * before if self._properties is None else self._properties
+            table += [None] * count if rows.properties is None else rows.properties
         if rows.times is not None or self._times is not None:
             times = self._times = [0] * before if self._times is None else self._times
             times += [0] * count if rows.times is None else rows.times
-        self.size = self._weight
-        if self._names:
-            self.size += width(len(self._names), len(self._values))
+        return True
 
     @property
     def sends(self) -> int:
         """How many sends of transactions are queued."""
         return len(self._runs)
-
-    def fits(self, rows: SendColumns) -> bool:
-        """Return whether the records fit into the same send as the queued ones."""
-        if rows.set_bytes != self._set_bytes:
-            return False
-        size = self._weight + rows.size + ROW_BYTES * len(rows.values)
-        if rows.properties is None and not self._names:
-            return size <= SEND_BYTES
-        names = self._names.union(*filter(None, rows.properties or ()))
-        size += width(len(names), len(self._values) + len(rows.values))
-        return size <= SEND_BYTES and (len(names) <= MAX_PROPERTIES or len(names) == len(self._names))
 
     def take(self) -> SendInFlight:
         """Remove all records and return them as one send."""
@@ -185,14 +183,6 @@ class Outbox:
         waiters = self._waiters
         self._clear()
         return waiters
-
-    def _add_properties(self, properties: Sequence[Mapping[str, str] | None] | None, before: int, count: int) -> None:
-        if self._properties is None:
-            self._properties = [None] * before
-        self._properties += [None] * count if properties is None else properties
-        for row in properties or ():
-            if row:
-                self._names.update(row)
 
     def _packed(self, records: Batch) -> Batch:
         """Return the records in record sets, the records of each transaction together."""
@@ -337,10 +327,10 @@ class RecordPath(ABC):
             self.seal(topic)
         outbox = topic.ordinary if transaction is None else topic.transactional
         before = outbox.size
-        if before and not outbox.fits(rows):
+        if not outbox.add(rows, transaction, waiter, first):
             topic.sealed.append(outbox.take())
             before = 0
-        outbox.add(rows, transaction, waiter, first)
+            outbox.add(rows, transaction, waiter, first)
         self.unacknowledged += outbox.size - before
         if transaction is None or topic.registered:
             self.ready[topic.name] = topic

@@ -81,7 +81,10 @@ def one_row(
 ) -> SendColumns:
     """Return one record as columns. Raises InvalidMessage, and the errors of the serializer."""
     data = value if type(value) is bytes else value_bytes(value, serializer)
-    key = key if key is None or type(key) is bytes else key_bytes(key)
+    if type(key) is str and key.isascii():
+        key = key.encode()
+    elif key is not None and type(key) is not bytes:
+        key = key_bytes(key)
     size = len(data) + (0 if key is None else len(key))
     if properties is None and ordering_key is None and event_time is None:
         return as_columns(((key,), (data,), None, None, size, 0))

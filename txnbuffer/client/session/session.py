@@ -21,6 +21,7 @@ from txnbuffer.client import lifecycle
 from txnbuffer.client.path.record_path import OpenTransaction, RecordPath, ServicePath
 from txnbuffer.client.session.session_core import SessionCore
 from txnbuffer.client.session.session_requests import REQUESTS, Field
+from txnbuffer.coordinator.messages import ProducerSequence
 from txnbuffer.errors import (
     CallerError,
     ClientBroken,
@@ -230,7 +231,8 @@ class ClientSession:
 
     async def ask(self, field: Field, row_of: Callable[[int], Any]) -> Any:
         """Make a request, whose row `row_of` makes of its number; return the answer. Raises the error in it."""
-        return await self.result(lambda future: self.core.requests.ask(field, row_of, future))
+        requests = self.core.requests
+        return await self.result(lambda future: requests.ask(field, row_of(next(requests.numbers)), future))
 
     async def result(self, put: Callable[[asyncio.Future[Any]], object]) -> Any:
         """Call `put` with a waiter to make a request; return its result. Raises the error in the answer."""
@@ -517,13 +519,12 @@ class ShardSessions:
     @property
     def can_begin(self) -> bool:
         """Whether a transaction without a name can begin now, without waiting for a service."""
-        return self._open[self._home].core.can_begin
+        return bool(self._open[self._home].core.ids)
 
-    async def ready(self, name: str | None = None) -> ClientSession:
-        """Return a session that can begin a transaction now; with `name`, the session of the name's shard.
-
-        Raises ServiceUnavailable.
-        """
+    async def begin(
+        self, name: str | None, timeout: float | None, sequence: ProducerSequence | None
+    ) -> tuple[ClientSession, OpenTransaction]:
+        """Begin a transaction; with `name`, in the session of the name's shard. Raises ServiceUnavailable."""
         while True:
             if name is not None:
                 session = self.of(name)
@@ -532,8 +533,8 @@ class ShardSessions:
             else:
                 session = self._open[self._home]
             session.check_call()
-            if session.core.can_begin:
-                return session
+            if session.core.ids:
+                return session, session.core.begin(timeout, sequence)
             with contextlib.suppress(TimeoutError):  # then try another shard
                 async with asyncio.timeout(AWAY if name is None and self.shards > 1 else None):
                     await session.result(session.core.wait_to_begin)

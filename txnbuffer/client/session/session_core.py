@@ -12,9 +12,9 @@ request has a *waiter*, which `take_results` returns with the result.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed
@@ -28,7 +28,14 @@ from txnbuffer.client.path.record_path import (
     send_unknown,
 )
 from txnbuffer.client.path.send_columns import SendColumns
-from txnbuffer.client.session.session_requests import Answer, PendingRequest, Requests, Transactions, refusal
+from txnbuffer.client.session.session_requests import (
+    Answer,
+    NumberedResult,
+    PendingRequest,
+    Requests,
+    Transactions,
+    refusal,
+)
 from txnbuffer.coordinator.messages import Leased, ProducerSequence, Result
 from txnbuffer.errors import (
     CoordinatorStopped,
@@ -53,44 +60,6 @@ from txnbuffer.rpc.frames import (
 SMALLEST, LARGEST = 16, 8192
 
 
-@dataclass(eq=False)
-class Ids:
-    """Leased transaction ids that are not used yet. `want`: the size of the next lease; it grows when ids run out."""
-
-    want: int = 64
-    _blocks: deque[list[int]] = field(default_factory=deque)
-    left: int = 0
-
-    def add(self, first: int, size: int, *, ran_out: bool) -> None:
-        self._blocks.append([first, first + size])
-        self.left += size
-        if ran_out:
-            self.want = min(self.want * 2, LARGEST)
-
-    def refused(self) -> bool:
-        """Reduce the size of the next lease, because one was rejected; False if it was already the smallest."""
-        smaller = self.want > SMALLEST
-        self.want = max(self.want // 4, SMALLEST)
-        return smaller
-
-    def take(self) -> int:
-        """Return the next id; there must be one."""
-        block = self._blocks[0]
-        least = block[0]
-        block[0] += 1
-        self.left -= 1
-        if block[0] == block[1]:
-            self._blocks.popleft()
-        return least
-
-    def clear(self) -> tuple[IdBlock, ...]:
-        """Remove and return all ids."""
-        blocks = tuple(IdBlock(first, end - first) for first, end in self._blocks)
-        self._blocks.clear()
-        self.left = 0
-        return blocks
-
-
 IDLE_TICKS = 5
 """Ticks without a new transaction after which unused ids are returned to the service."""
 
@@ -99,7 +68,8 @@ class SessionCore:
     """The state of a session, whose records take `path`.
 
     `broken`: the error because of which the caller must open a new connection. `progress` grows with each answer and
-    acknowledgement. `transactions` ends transactions, and `requests` asks the service for anything else.
+    acknowledgement. `transactions` ends transactions, and `requests` asks the service for anything else. `ids`: leased
+    transaction ids that are not used yet, while transactions can begin.
     """
 
     def __init__(self, path: RecordPath, wake: Callable[[], None] = lambda: None) -> None:
@@ -110,7 +80,9 @@ class SessionCore:
         self.draining = False
         self.welcomed = False
         self._shard = 0
-        self._ids = Ids()
+        self.ids: deque[int] = deque()
+        self._want = 64
+        """The size of the next lease; it grows when ids run out."""
         self._leasing = False
         self._returned: tuple[IdBlock, ...] = ()
         self.requests = Requests(wake)
@@ -134,7 +106,7 @@ class SessionCore:
         self.welcomed = self.draining = False
         self.broken = None
         # The service reclaims unused ids when the session reconnects.
-        self._ids.clear()
+        self.ids.clear()
         self._returned = ()
         for flight in self._path.lost():
             text = f"the connection was lost while sending to {flight.send.topic!r}: records may or may not be stored"
@@ -146,24 +118,24 @@ class SessionCore:
         """Handle a frame from the service."""
         if frame.welcome is not None:
             self._welcome(frame.welcome)
-        self.draining = self.draining or frame.draining
+        if frame.draining:
+            self.draining = True
+            self.ids.clear()
         self.progress += bool(frame.answers)
         # Answers come before failures: the error of a begin is more specific than the errors of its sends. Those of
         # commits come last: why a send failed is more specific than that the service misses its records.
         # Errors come before other answers: a frame has no order, and a transaction keeps its first error.
         answers, commits = self.requests.without_commits(frame.answers)
-        for number, result in sorted(answers, key=_by_error) if len(answers) > 1 else answers:
-            self._answer(number, result)
+        self._answer(sorted(answers, key=_by_error) if len(answers) > 1 else answers)
         self._path.receive(frame)
         self._take_sent()
-        for number, result in commits:
-            self._answer(number, result)
+        self._answer(commits)
         if frame.goodbye is not None:
             self.broken = frame.goodbye
 
     def reject(self, number: int, error: Error) -> None:
         """Handle a request that cannot be sent, as if the service had answered it with this error."""
-        self._answer(number, error)
+        self._answer(((number, error),))
 
     @property
     def has_frame(self) -> bool:
@@ -176,8 +148,7 @@ class SessionCore:
         if not self.welcomed:
             return None
         sends = self._path.take()
-        for transaction in self._path.all_sent:
-            self.transactions.all_sent(transaction)
+        self.transactions.all_sent(self._path.all_sent)
         parts = self.requests.take()
         returned, self._returned = self._returned, ()
         if not (parts or sends or returned):
@@ -229,21 +200,16 @@ class SessionCore:
 
     # Transactions
 
-    @property
-    def can_begin(self) -> bool:
-        return self.welcomed and not self.draining and self._ids.left > 0
-
     def wait_to_begin(self, waiter: Waiter) -> None:
         """Return `waiter` as a result when `begin` may be possible."""
         self._for_ids.append(waiter)
         self._lease()
 
     def begin(self, timeout: float | None = None, sequence: ProducerSequence | None = None) -> OpenTransaction:
-        """Begin a transaction; only while `can_begin`."""
-        ids = self._ids
-        txn = as_txn_id((self._shard, ids.take()))
+        """Begin a transaction; only while there are `ids`."""
+        txn = as_txn_id((self._shard, self.ids.popleft()))
         self._idle = 0
-        if not self._leasing and ids.left * 2 < ids.want:
+        if not self._leasing and len(self.ids) * 2 < self._want:
             self._lease()
         return self.transactions.begin(txn, timeout, sequence)
 
@@ -262,8 +228,11 @@ class SessionCore:
         self.transactions.send_all_early()
         self._for_room.append(waiter)
 
-    def send(self, topic: str, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter = None) -> None:
-        """Send records of an open transaction or ordinary ones (None), whose waiter gets None once they are durable."""
+    def send(self, topic: str, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter = None) -> bool:
+        """Send records of an open transaction or ordinary ones (None), whose waiter gets None once they are durable.
+
+        Returns `has_room`.
+        """
         found = self._path.topics.get(topic) or self._path.topic(topic)
         if transaction is not None:
             if not found.registered:
@@ -275,6 +244,7 @@ class SessionCore:
             if found.collecting:
                 self.transactions.send_topic_early(found)
             self._path.add(found, rows, None, waiter)
+        return self._path.unacknowledged < self._path.credits
 
     def send_batch(self, topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
         """Send records of an open transaction as a Batch; `set_bytes` as in SendColumns."""
@@ -293,7 +263,8 @@ class SessionCore:
         self.transactions.tick()
         self._idle += 1
         if self.welcomed and not self.transactions.ids() and self._idle > IDLE_TICKS:
-            self._returned += self._ids.clear()
+            self._returned += tuple(_blocks(self.ids))
+            self.ids.clear()
 
     # Frames of the service
 
@@ -320,7 +291,7 @@ class SessionCore:
     def _fail(self, result: SendResult, error: Error) -> None:
         flight, _, txn, _ = result
         if isinstance(error, UnregisteredTopic) or (flight.runs and txn is None):
-            self._register_again(flight.send.topic)
+            self._register_again((flight.send.topic,))
         for transaction, _ in flight.runs:
             if txn is None or transaction.txn == txn:
                 self.transactions.fail(transaction, error)
@@ -334,39 +305,40 @@ class SessionCore:
         for waiter in flight.waiters:
             self.results.append((waiter, None))
 
-    def _answer(self, number: int, result: Result) -> None:
-        if isinstance(result, (UnknownSession, CoordinatorStopped)):
-            self.broken = result
-            return
-        request = self.requests.unanswered.pop(number, None)
-        if request is None:
-            return
-        if request.field == "commits":
-            if isinstance(result, UnregisteredTopic):
-                for topic in request.subject.counts:
-                    self._register_again(topic)
-            self.transactions.committed(request, result)
-        elif request.field == "leases":
-            self._leased(result)
-        elif request.field == "registers":
-            self._registered(request.subject, result)
-        elif request.field == "begins":
-            if isinstance(result, Error):
-                self.transactions.fail(request.subject, result)
-        else:
-            if request.field == "aborts" and request.subject is not None:  # else another session began it
-                self.transactions.close(request.subject)
-            if request.waiter is not None:
-                self.results.append((request.waiter, result))
+    def _answer(self, answers: Iterable[NumberedResult]) -> None:
+        for number, result in answers:
+            if isinstance(result, (UnknownSession, CoordinatorStopped)):
+                self.broken = result
+            elif (request := self.requests.unanswered.pop(number, None)) is None:
+                continue
+            elif request.field == "commits":
+                if isinstance(result, UnregisteredTopic):
+                    self._register_again(request.subject.counts)
+                self.transactions.committed(request, result)
+            elif request.field == "leases":
+                self._leased(result)
+            elif request.field == "registers":
+                self._registered(request.subject, result)
+            elif request.field == "begins":
+                if isinstance(result, Error):
+                    self.transactions.fail(request.subject, result)
+            else:
+                if request.field == "aborts" and request.subject is not None:  # else another session began it
+                    self.transactions.close(request.subject)
+                if request.waiter is not None:
+                    self.results.append((request.waiter, result))
 
     def _leased(self, result: Result) -> None:
         self._leasing = False
         if isinstance(result, Leased):
-            self._ids.add(result.first, result.size, ran_out=bool(self._for_ids))
-            if self.can_begin:
+            if self._for_ids:
+                self._want = min(self._want * 2, LARGEST)
+            if not self.draining:
+                self.ids.extend(range(result.first, result.first + result.size))
                 self._wake(self._for_ids)
         elif isinstance(result, Error) and self._for_ids:
-            if isinstance(result, TooManyTransactions) and self._ids.refused():
+            if isinstance(result, TooManyTransactions) and self._want > SMALLEST:
+                self._want = max(self._want // 4, SMALLEST)
                 self._lease()
             else:
                 self._wake(self._for_ids, result)
@@ -374,19 +346,19 @@ class SessionCore:
     def _register(self, topic: SendTopic) -> None:
         if not (topic.registered or topic.asked):
             topic.asked = True
-            self.requests.ask("registers", lambda number: NamedRequest(number, topic.name), subject=topic)
+            self.requests.ask("registers", NamedRequest(next(self.requests.numbers), topic.name), subject=topic)
 
     def topic_deleted(self, name: str) -> None:
         """A topic was deleted: register it again before its next transactional records."""
         if name in self._path.topics:
-            self._register_again(name)
+            self._register_again((name,))
 
-    def _register_again(self, name: str) -> None:
-        """Register a topic again, because it may have been re-created; its transactional records wait for that."""
-        topic = self._path.topic(name)
-        topic.registered = False
-        if topic.has_transactional:
-            self._register(topic)
+    def _register_again(self, names: Iterable[str]) -> None:
+        """Register topics again, because they may have been re-created; their transactional records wait for that."""
+        for topic in map(self._path.topic, names):
+            topic.registered = False
+            if topic.has_transactional:
+                self._register(topic)
 
     def _registered(self, topic: SendTopic, result: Result) -> None:
         if not isinstance(result, Error):
@@ -401,11 +373,18 @@ class SessionCore:
     def _lease(self) -> None:
         if not self._leasing and self.welcomed and not self.draining:
             self._leasing = True
-            self.requests.ask("leases", lambda number: LeaseRequest(number, self._ids.want))
+            self.requests.ask("leases", LeaseRequest(next(self.requests.numbers), self._want))
 
     def _wake(self, waiting: list[Waiter], result: Result | None = None) -> None:
         self.results += [(waiter, result) for waiter in waiting]
         waiting.clear()
+
+
+def _blocks(ids: Iterable[int]) -> Iterator[IdBlock]:
+    """Return ids as blocks of consecutive ones."""
+    for _, block in itertools.groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):
+        numbers = [least for _, least in block]
+        yield IdBlock(numbers[0], len(numbers))
 
 
 def _by_error(answer: tuple[int, Result]) -> bool:

@@ -11,9 +11,9 @@ same topic, when callers wait for room, and if another process commits it. Then 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from broker_io.batch import ROW_BYTES, Batch
@@ -62,32 +62,33 @@ class PendingRequest(NamedTuple):
 
 
 as_pending = maker(PendingRequest)
+as_commit = maker(Commit)
 
 
 class Requests:
     """The unanswered requests of a session, by number; they are repeated after the connection was lost.
 
-    `queued`: the rows of the next frame, by field. `wake` is called when there is something to send.
+    `numbers` has that of the next request. `queued`: the rows of the next frame, by field. `wake` is called when there
+    is something to send.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
         self.unanswered: dict[int, PendingRequest] = {}
-        self._number = 0
+        self.numbers = itertools.count(1)
         self.queued: dict[Field, list[Any]] = {}
         self._sent: set[int] = set()  # unanswered requests sent over an earlier connection
         self._delayed: dict[int, None] = {}  # commits whose records have to be sent again first
 
-    def ask(self, field: Field, row_of: Callable[[int], Any], waiter: Waiter = None, subject: Any = None) -> int:
-        """Put a request into the next frame; return its number, with which `row_of` makes its row."""
-        self._number += 1
-        row = row_of(self._number)
-        self.unanswered[self._number] = as_pending((field, row, waiter, subject))
+    def ask(self, field: Field, row: Any, waiter: Waiter = None, subject: Any = None) -> int:
+        """Put a request into the next frame; return its number, with which its row begins."""
+        number: int = row[0]
+        self.unanswered[number] = as_pending((field, row, waiter, subject))
         first = not self.queued
         self.queued.setdefault(field, []).append(row)
         if first:
             self.wake()
-        return self._number
+        return number
 
     def unsent(self, number: int) -> bool:
         """Return whether a request was not sent over any connection."""
@@ -239,44 +240,41 @@ class Transactions:
         if not transaction.collects:
             return
         if transaction.failure is not None:
-            self._drop(transaction)
+            self._queue(transaction, drop=True)
             return
         if transaction.sequence is not None and not transaction.announced:
             self._announce(transaction)
         self._queue(transaction)
 
-    def _queue(self, transaction: OpenTransaction) -> None:
-        transaction.collects = False
-        for topic, rows, first in self._take_collected(transaction):
+    def _queue(self, transaction: OpenTransaction, *, drop: bool = False) -> None:
+        """Queue what a transaction has collected, and later records at once; or `drop` it, as it cannot commit."""
+        transaction.collects = drop and transaction.collects
+        collected, idle = transaction.collected, not self._path.ready
+        if not collected:
+            return
+        self._path.unacknowledged -= transaction.collected_bytes
+        transaction.collected, transaction.collected_bytes = [], 0
+        for topic, rows, first in collected:
+            topic.collecting.pop(transaction.txn.least, None)
+            if drop:
+                transaction.pending -= len(rows.values)
+                transaction.unsent -= len(rows.values)
+                continue
             if not topic.registered:
                 self._register(topic)
             self._path.add(topic, rows, transaction, None, first)
-        self._requests.wake()
-
-    def _drop(self, transaction: OpenTransaction) -> None:
-        """Drop what a transaction has collected, which cannot commit any more."""
-        for _, rows, _ in self._take_collected(transaction):
-            transaction.pending -= len(rows.values)
-            transaction.unsent -= len(rows.values)
+        if idle:
+            self._requests.wake()
 
     def drop_collected(self) -> None:
         """Drop everything that is collected."""
         for transaction in self._open.values():
-            self._drop(transaction)
+            self._queue(transaction, drop=True)
 
     def fail_collected(self, topic: SendTopic, error: Error) -> None:
         """Fail the transactions that have collected records for a topic, because it cannot be registered."""
         for transaction in [*topic.collecting.values()]:
             self.fail(transaction, error)
-
-    def _take_collected(self, transaction: OpenTransaction) -> list[tuple[SendTopic, SendColumns, int]]:
-        collected = transaction.collected
-        if collected:
-            self._path.unacknowledged -= transaction.collected_bytes
-            transaction.collected, transaction.collected_bytes = [], 0
-            for topic, _, _ in collected:
-                topic.collecting.pop(transaction.txn.least, None)
-        return collected
 
     def tick(self) -> None:
         """Announce the transactions that are open for more than a tick, and send what they have collected."""
@@ -294,7 +292,7 @@ class Transactions:
         transaction.ending = True
         transaction.then = plan
         if transaction.failure is not None or not (plan.commit or plan.ready):
-            self._drop(transaction)
+            self._queue(transaction, drop=True)
         elif plan.ready:
             self._send_early(transaction)
         else:
@@ -302,13 +300,14 @@ class Transactions:
         if not transaction.pending or (not transaction.unsent and self._rides(transaction, plan)):
             self._end(transaction, plan)
 
-    def all_sent(self, transaction: OpenTransaction) -> None:
-        """All records of a transaction are in frames, the last of them in the next one, which the commit may share."""
-        plan = transaction.then
-        if plan is None:
-            self._requests.records_sent(transaction.commit)
-        elif plan.commit and transaction.failure is None:
-            self._end(transaction, plan)
+    def all_sent(self, transactions: Sequence[OpenTransaction]) -> None:
+        """All records of these are in frames, the last of them in the next one, which their commits may share."""
+        for transaction in transactions:
+            plan = transaction.then
+            if plan is None:
+                self._requests.records_sent(transaction.commit)
+            elif plan.commit and transaction.failure is None:
+                self._end(transaction, plan)
 
     def _rides(self, transaction: OpenTransaction, plan: EndPlan) -> bool:
         return self._path.through_service and plan.commit and transaction.failure is None
@@ -361,7 +360,7 @@ class Transactions:
         """Make a transaction unable to commit. Fenced replaces an earlier error."""
         if transaction.failure is None or isinstance(error, Fenced):
             transaction.failure = refusal(transaction, error)
-        self._drop(transaction)
+        self._queue(transaction, drop=True)
 
     def adopted(self, txn: TxnId, state: State | Error) -> None:
         """Handle the state of a transaction in the welcome of a new connection."""
@@ -421,35 +420,33 @@ class Transactions:
             self.close(transaction)
 
     def _announce(self, transaction: OpenTransaction) -> None:
-        txn, timeout, sequence = transaction.txn, transaction.timeout, transaction.sequence
-        transaction.announced = self._requests.ask(
-            "begins", lambda number: Begin(number, txn, timeout, None, sequence), subject=transaction
-        )
+        number = next(self._requests.numbers)
+        begin = Begin(number, transaction.txn, transaction.timeout, None, transaction.sequence)
+        transaction.announced = self._requests.ask("begins", begin, subject=transaction)
 
     def _end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
         """Request the planned end."""
         transaction.then = None
-        txn, topics, records = transaction.txn, tuple(transaction.counts), tuple(transaction.counts.values())
+        txn, topics, number = transaction.txn, tuple(transaction.counts), next(self._requests.numbers)
         sequence, waiter = transaction.sequence, plan.waiter
         if plan.commit and transaction.failure is None:
-            row_of = partial(
-                Commit, txn=txn, topics=topics, records=records, wait_visible=plan.wait_visible, sequence=sequence,
-                winners=plan.winners, positions=plan.positions,
-            )  # fmt: skip
-            transaction.commit = self._requests.ask("commits", row_of, waiter, transaction)
+            _, _, wait_visible, positions, winners, _ = plan
+            records = tuple(transaction.counts.values())
+            row = as_commit((number, txn, topics, records, wait_visible, sequence, winners, (), positions))
+            transaction.commit = self._requests.ask("commits", row, waiter, transaction)
             return
         if plan.ready and transaction.failure is None:
             if sequence is not None and sequence.is_participant:  # then it does not abort when its session ends
                 transaction.sequence = sequence._replace(epoch=FINISHED_PARTICIPANT)
                 self._requests.unanswered.pop(transaction.announced, None)
                 self._announce(transaction)
-            self._requests.ask("queries", lambda number: Query(number, txn), waiter)
+            self._requests.ask("queries", Query(number, txn), waiter)
             return
         if plan.commit or plan.ready:
             self._results.append((waiter, transaction.failure))
             waiter = None
         written = () if transaction.collects else topics
-        self._requests.ask("aborts", lambda number: Abort(number, txn, written), waiter, transaction)
+        self._requests.ask("aborts", Abort(number, txn, written), waiter, transaction)
 
 
 def refusal(transaction: OpenTransaction, error: Error) -> Error:

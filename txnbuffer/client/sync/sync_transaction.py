@@ -26,7 +26,6 @@ from txnbuffer.client.path.send_columns import (
     Key,
     Properties,
     SendColumns,
-    check_size,
     deletion,
     many_rows,
     one_row,
@@ -335,8 +334,7 @@ class SyncTransaction:
         else:
             self._check_begun()
             client.check()
-        client.check_topic(send.topic)
-        check_size(client.batched(send.topic, send.rows, send.batching), client.max_message_bytes, PROPERTY_BYTES)
+        client.checked(send.topic, send.rows, send.batching, PROPERTY_BYTES)
         if not send.rows.values:
             return
         try:
