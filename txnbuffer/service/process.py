@@ -27,7 +27,7 @@ from txnbuffer.access.authenticator import authenticates
 from txnbuffer.access.limits import PrincipalLimits
 from txnbuffer.config import Config, ServiceConfig, TransactionConfig
 from txnbuffer.coordinator.messages import CoordinatorConfig
-from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, LogDeleted
+from txnbuffer.errors import InvalidConfiguration, LogDeleted
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.door.access import Access
@@ -258,7 +258,9 @@ class _Service:
         self._shutdown = shutdown
         self._cluster_mode = cluster_mode
         self._signals = Signals(shutdown)
-        self._replication = Replication(config.pair.lease_seconds, configured=bool(config.pair.lock))
+        self._replication = Replication(
+            config.pair.lease_seconds, configured=bool(config.pair.lock), standby=config.service.standby
+        )
         files = server_tls(config)
         tls = None if files is None else WatchedTls(files)
         self._access = Access(config.access, log, insecure=config.service.insecure, tls=tls)
@@ -276,7 +278,7 @@ class _Service:
         if self._service.insecure:
             log("insecure", listen=self._service.listen, http=self._service.http, text=INSECURE)
         watching = asyncio.ensure_future(self._access.watch())
-        if not self._is_standby:
+        if not self._replication.stands_by:
             log("recovering")
         reporting = asyncio.ensure_future(
             _report_problems(lambda: {wait.what: wait.reason or NO_ANSWER for wait in long_waits()}, log)
@@ -295,21 +297,18 @@ class _Service:
             reporting.cancel()
             log("stopped")
 
-    @property
-    def _is_standby(self) -> bool:
-        return self._service.standby or bool(self._config.pair.lock)
-
     async def _serve(self, broker: Broker) -> Error | None:
         """Serve until the end. One of a pair serves while its machine is live, and is a standby in between."""
         replication = self._replication
         replication.attach(broker)
         self._scrub = self._listeners.http.scrub = Scrub(broker, self._config.log.scrub_bytes)
         works: list[Coroutine[Any, Any, None]] = [
-            _report_pair(replication, self._log), _report_repairs(self._scrub, self._log)
-        ]  # fmt: skip
-        if replication.broker is not None:
-            problems = lambda: {"the pair": replication.problem, "the backup": replication.refusal}  # noqa: E731
-            works += [_report_problems(problems, self._log), replication.watch(), self._give_up_without_backup(broker)]
+            _report_pair(replication, self._log),
+            _report_repairs(self._scrub, self._log),
+            _report_problems(lambda: {"the pair": replication.problem, "the backup": replication.refusal}, self._log),
+            replication.watch(),
+            self._give_up_without_backup(broker),
+        ]
         tasks = [*map(asyncio.ensure_future, works)]
         try:
             return await self._serve_while_live(broker)
@@ -333,22 +332,11 @@ class _Service:
         while True:
             engine = await self._become_owner(broker)
             error = None if engine is None else await self._run_engine(engine)
-            if replication.broker is None:
-                if self._continues(error):
-                    continue
-                return error
             if error is None and (refusal := await replication.hand_over()) is not None:
                 self._log("problem", what="handing over", error=str(refusal))
             again = self._gave_up or engine is None or await replication.continues(error, engine.term)
             if engine is None or stop.is_set() or not again:
-                return replication.broker.failure or (None if again else error)
-
-    def _continues(self, error: Error | None) -> bool:
-        """Whether the service becomes a standby again after an engine has ended: another one took a cluster's log."""
-        if self._replication.broker is not None:
-            return not self._signals.first.is_set()
-        lost = isinstance(error, Fenced | CoordinatorStopped)
-        return lost and self._service.standby and not self._signals.first.is_set()
+                return replication.failure or (None if again else error)
 
     async def _open(self, open_broker: Callable[[], Broker]) -> Broker | None:
         """Open the broker; None after a signal. A standby retries temporary errors without a limit."""
@@ -362,14 +350,14 @@ class _Service:
                 try:
                     return opening.result()
                 except Error as error:
-                    if not self._is_standby or not error.retryable:
+                    if not self._replication.stands_by or not error.retryable:
                         raise
                     wait.failed(error)
         return None
 
     async def _become_owner(self, broker: Broker) -> Engine | None:
         """Take over the log, as a standby once it is free; None after a signal."""
-        standby = self._is_standby
+        standby = self._replication.stands_by
         while True:
             standby_state: StandbyState | None = None
             term = 0
@@ -433,7 +421,7 @@ class _Service:
         while not stop.is_set() and replication.facts().get("store") == first:
             if replication.lacks_backup:
                 self._listeners.waits_for(NOTHING_SERVED)
-            elif replication.broker is not None:
+            elif not replication.alone:
                 address = own
                 with contextlib.suppress(Error):
                     address = await asyncio.to_thread(discovery.newest_address)
@@ -465,6 +453,7 @@ class _Service:
         listeners, log = self._listeners, self._log
         self._engine = engine
         error: Error | None = None
+        replication = self._replication
         try:
             self._report_recovery(engine)
             await listeners.serve(engine)
@@ -475,8 +464,7 @@ class _Service:
                 http=listeners.http.port,
             )
             engine.run(_watch_problems(engine, log))
-            if self._replication.broker is not None:
-                engine.run(_refuse_without_backup(engine, self._replication))
+            engine.run(_refuse_without_backup(engine, replication))
             await self._until_end(engine)
             if engine.ended.done():
                 error = engine.ended.result()
@@ -485,23 +473,21 @@ class _Service:
                     self._shutdown.shorten(DELETED_LOG_DRAIN)
                 return error
             seconds = self._service.drain_seconds
-            if self._replication.can_switch:  # what stays open moves to the other machine
+            if replication.can_switch:  # what stays open moves to the other machine
                 seconds = min(seconds, SWITCH_DRAIN)
             log("draining", seconds=seconds, open=sum(1 for _ in engine.coordinator.transactions()))
             await listeners.grpc.drain()
             await engine.drain(seconds)
             return None
         finally:
-            if not self._continues(error):
+            continues = not self._signals.first.is_set() and replication.may_continue(error)
+            if not continues:
                 self._begin_shutdown()
-            if self._replication.broker is None and not self._continues(error):
-                await listeners.stop()
-            else:
-                await listeners.unserve()
+            await (listeners.stop() if replication.alone and not continues else listeners.unserve())
             try:
                 await engine.stop()
             except Error as failed:  # of a pair: its next owner completes what is left, and the broker says what failed
-                if self._replication.broker is None:
+                if replication.alone:
                     raise
                 log("problem", what="stopping", error=str(failed))
             self._engine = None
@@ -509,16 +495,15 @@ class _Service:
     async def _until_end(self, engine: Engine) -> None:
         """Wait for a signal, the end of the engine, or a switch; an engine ends when its machine is no longer live."""
         replication, ends = self._replication, [engine.ended]
-        waits: list[Coroutine[Any, Any, Any]] = [self._signals.first.wait(), replication.switch_requested.wait()]
-        if replication.broker is not None:
-            waits.append(replication.lost(engine.term))
+        stop, switch = self._signals.first, replication.switch_requested
+        waits: list[Coroutine[Any, Any, Any]] = [stop.wait(), switch.wait(), replication.lost(engine.term)]
         ends += map(asyncio.ensure_future, waits)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends[1:]:
             task.cancel()
-        if self._signals.first.is_set():
+        if stop.is_set():
             await replication.wait_for_backup(engine.ended.done)
-        if replication.broker is not None and replication.term != engine.term:
+        if replication.term != engine.term:
             engine.fail(NotLive("this machine is no longer live: connect to the other one of the pair"))
 
     def _report_recovery(self, engine: Engine) -> None:
@@ -591,8 +576,8 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
 
 
 async def _refuse_without_backup(engine: Engine, replication: Replication) -> None:
-    """Refuse sessions while nothing can be written, forever."""
-    while True:
+    """Refuse sessions while nothing can be written, as long as there is a pair."""
+    while not replication.alone:
         engine.refuse(replication.refusal)
         await asyncio.sleep(LOOK)
 
@@ -612,7 +597,7 @@ async def _report_problems(find: Callable[[], Mapping[str, Error | str | None]],
 async def _report_pair(replication: Replication, log: Log) -> None:
     """Log the role of this machine and the state of its pair when they change, forever."""
     reported: dict[str, Any] = {}
-    while replication.broker is not None:
+    while not replication.alone:
         facts = replication.facts()
         state = {name: facts[name] for name in ("role", "store", "partial", "linked")}
         state["in_sync"] = len(facts["in_sync"])

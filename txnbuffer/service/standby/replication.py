@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from broker_io.environment import current
-from broker_io.errors import Error, NotInSync, NotLive
+from broker_io.errors import Error, Fenced, NotInSync, NotLive
 from broker_io.port import Broker, ReplicatedBroker
 from broker_io.waits import long_waits
 from txnbuffer.config import PairConfig
-from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
+from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, InvalidRequest, ServiceUnavailable
 from txnbuffer.service.loop import from_thread
 
 if TYPE_CHECKING:
@@ -41,21 +41,21 @@ NOTHING_SERVED = f"{BACKUP_MISSING}. A service begins with an entry in its log, 
 
 
 class Replication:
-    """The pair of a service, if one is `configured`; `attach` its broker once it is open, then run `watch`.
+    """The role of a service: `alone`, which on a cluster may be a `standby`, or one of a pair, if that is `configured`.
 
-    `changed` is set whenever the broker has become live, is no longer live, or has failed. `backup_timeout`: for how
-    many seconds a backup that was in sync may be missing until writes are refused and a service that stops does not
-    wait for it.
+    `attach` its broker once it is open, then run `watch`. `changed` is set whenever the broker has become live, is no
+    longer live, or has failed. `backup_timeout`: for how many seconds a backup that was in sync may be missing until
+    writes are refused and a service that stops does not wait for it.
     """
 
-    def __init__(self, backup_timeout: float = 10.0, *, configured: bool = False) -> None:
+    def __init__(self, backup_timeout: float = 10.0, *, configured: bool = False, standby: bool = False) -> None:
         self._backup_timeout = backup_timeout
         self._monotonic = current().clock.monotonic
         self._in_sync_at = self._missing_since = -math.inf
         self.changed = asyncio.Event()
         self.switch_requested = asyncio.Event()
         self.broker: ReplicatedBroker | None = None
-        self._configured = configured
+        self._configured, self._standby = configured, standby
         self._attached = asyncio.Event()
         self._requested: asyncio.Future[Error | None] | None = None
 
@@ -70,6 +70,20 @@ class Replication:
     def facts(self) -> dict[str, Any]:
         """What the broker says of the pair; empty without a pair."""
         return {} if self.broker is None else dict(self.broker.status())
+
+    @property
+    def alone(self) -> bool:
+        return self.broker is None
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether this service waits until it may have the log."""
+        return self._standby or self._configured
+
+    @property
+    def failure(self) -> Error | None:
+        """What has stopped the broker of a pair."""
+        return None if self.broker is None else self.broker.failure
 
     @property
     def problem(self) -> str | None:
@@ -114,8 +128,8 @@ class Replication:
     # For the process
 
     async def watch(self) -> None:
-        """Remember when the backup was in sync last, and since when it is missing, forever."""
-        while True:
+        """Remember when the backup was in sync last, and since when it is missing, as long as there is a pair."""
+        while not self.alone:
             now = self._monotonic()
             if self.can_switch:
                 self._in_sync_at = now
@@ -137,25 +151,31 @@ class Replication:
         return self.can_switch
 
     async def lost(self, term: int) -> None:
-        """Return once a term of the broker has ended."""
-        while term and self.term == term:
+        """Return once a term of the broker has ended; the one of a service alone does not."""
+        while self.alone or (term and self.term == term):
             self.changed.clear()
             if self.term == term:
                 await self.changed.wait()
 
+    def may_continue(self, error: Error | None) -> bool:
+        """Whether a service may be a standby again after an engine has ended: another one took a cluster's log."""
+        return not self.alone or (self._standby and isinstance(error, Fenced | CoordinatorStopped))
+
     async def continues(self, error: Error | None, term: int) -> bool:
         """Whether to wait again for the log after an engine of a term has ended with an error.
 
-        A machine that is still live takes over from itself, unless its disk or the engine is at fault.
+        A machine of a pair that is still live takes over from itself, unless its disk or the engine is at fault.
         """
-        if self.broker is None or self.broker.failure is not None:
+        if self.broker is None:
+            return self.may_continue(error)
+        if self.failure is not None:
             return False
         if error is None or error.retryable:
             return True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STEP_DOWN):
                 await self.lost(term)
-        return self.term != term and self.broker.failure is None
+        return self.term != term and self.failure is None
 
     async def hand_over(self) -> Error | None:
         """Make the other machine live if it can be, with nothing under way here; the error if that failed."""
