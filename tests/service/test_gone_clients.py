@@ -65,17 +65,6 @@ async def test_a_new_process_sees_at_once_what_it_commits_after_a_kill(tmp_path:
             assert visible(broker, "a") == {b"first": 1, b"v": 1}
 
 
-async def test_a_process_that_only_opens_the_log_ends_what_a_killed_one_left_open(tmp_path: Path) -> None:
-    address = await image_of_a_killed_process(tmp_path)
-    with open_broker(address, read_only=True) as broker:
-        before = broker.last_position("b")
-    async with connect(address):
-        pass
-    with open_broker(address, read_only=True) as broker:
-        assert broker.last_position("b") != before
-        assert (stored(broker, "b", "read_committed"), undecided(broker, "b")) == (1, 0)
-
-
 async def test_a_service_ends_what_a_killed_client_of_the_embedded_log_left_open(tmp_path: Path) -> None:
     address = await image_of_a_killed_process(tmp_path)
     with open_broker(address) as broker:
