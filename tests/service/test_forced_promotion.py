@@ -38,7 +38,7 @@ def copied(client: SyncClient) -> list[str]:
         txn.send("b", record.value)
         found.append((record.value or b"").decode())
 
-    client.process("a", "copies", copy, idle_timeout=3.0)
+    client.process("a", "copies", copy, idle_timeout=1.0)
     return found
 
 
