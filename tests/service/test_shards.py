@@ -204,7 +204,7 @@ async def test_a_topic_that_its_owner_misses_takes_no_commits_until_it_is_regist
         monkeypatch.setattr(remote_shards, "KNOWN_TICKS", 1_000_000 if told else 1)  # never, or at each tick
         app = await written(world, 1)
         world.cluster.delete_topic(THERE)
-        await eventually(lambda: not world.engine(0).coordinator.is_registered(THERE))
+        await eventually(lambda: THERE not in world.engine(0).coordinator.topics())
         assert isinstance(await app.commit(1, *BOTH), UnregisteredTopic)
         await app.session.register(THERE)
         await app.write(THERE, [2])

@@ -9,7 +9,6 @@ It runs in one thread. Once `stopped` is set it does nothing more: another owner
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 
@@ -37,7 +36,7 @@ from txnbuffer.coordinator.sessions import Ongoing, Sessions
 from txnbuffer.coordinator.takeover import TakeOver
 from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import TIME_UP, ProducerFenced, UnknownSession
-from txnbuffer.model import Marker, Outcome, TxnId
+from txnbuffer.model import Outcome, TxnId
 
 NOTHING_STORED: frozenset[int] = frozenset()
 
@@ -67,6 +66,12 @@ class Coordinator:
         self._requests = TransactionRequests(core, self._sessions, self._producers, self._completion, self._takeover)
         self._registration = Registration(core)
         self.write_refusals = self._sessions.write_refusals
+        self.outstanding_of = self._sessions.outstanding_of
+        """Do not change it."""
+        self.has_ended = core.progress.has_ended
+        """Whether a transaction (`least`) has ended and all its markers are durable."""
+        self.marker_failed = core.markers.failed
+        self.epoch_marker = core.markers.epoch_marker
 
     @property
     def stopped(self) -> str | None:
@@ -103,21 +108,9 @@ class Coordinator:
         """The sessions that are connected, or may still reconnect. Do not change them."""
         return iter(self._sessions.by_name.values())
 
-    def topics(self) -> list[str]:
+    def topics(self) -> Set[str]:
         """The registered topics."""
-        return [*self._core.topics]
-
-    def is_registered(self, topic: str) -> bool:
-        return topic in self._core.topics
-
-    @property
-    def outstanding_of(self) -> Counter[str]:
-        """How many leased ids have not ended, by the tag of their principal. Do not change it."""
-        return self._sessions.outstanding_of
-
-    def has_ended(self, least: int) -> bool:
-        """Whether a transaction has ended and all its markers are durable."""
-        return self._core.progress.has_ended(least)
+        return self._core.topics.keys()
 
     def ended_among(self, ids: Iterable[int]) -> list[int]:
         """Those of these ids (`least`) of which `has_ended` is true."""
@@ -224,10 +217,6 @@ class Coordinator:
         if self._enter(now):
             self._registration.failed(topic, str(why))
             self._completion.topic_stopped(topic, why)
-
-    def epoch_marker(self) -> Marker:
-        """A marker without transactions, which announces the owner's epoch."""
-        return self._core.markers.epoch_marker()
 
     def topic_resumed(self, topic: str, now: float) -> None:
         """A topic of another shard that had stopped accepts markers again."""
@@ -363,10 +352,6 @@ class Coordinator:
     def marker_durable(self, token: int, now: float) -> None:
         if self._enter(now):
             self._completion.marker_durable(token)
-
-    def marker_failed(self, token: int) -> None:
-        """A marker may or may not be durable: it is written again after the next `tick`."""
-        self._core.markers.failed(token)
 
     def markers_applied(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]], now: float) -> None:
         """The owner's buffer of a topic has applied markers, with these ends of transactions.

@@ -284,7 +284,7 @@ class Markers:
                 del self._answered[topic]
 
     def epoch_marker(self) -> Marker:
-        """A marker without transactions."""
+        """A marker without transactions, which announces the owner's epoch."""
         return Marker(self._shard, self._epoch, self._progress.low_water_mark, True, ())
 
     def take(self) -> list[AppendMarker]:
@@ -307,7 +307,7 @@ class Markers:
         return self._under_way.pop(token, None)
 
     def failed(self, token: int) -> None:
-        """A marker may or may not be durable: the next `retry` writes it again, which changes nothing if it is."""
+        """A marker may or may not be durable: the next `tick` writes it again, which changes nothing if it is."""
         lost = self._under_way.pop(token, None)
         if lost is not None:
             queue, items = lost

@@ -256,21 +256,18 @@ class CommitRequests:
         self, transaction: TransactionState, txn: TxnId, sequence: ProducerSequence | None
     ) -> Error | None:
         """Why this transaction may not decide another one as its branch; None if it may."""
-        branch = self._core.live.get(txn.least)
-        if branch is not None:
-            ours = branch.parent is transaction or (branch.parent is None and branch.session is transaction.session)
-            ours = ours or (sequence is not None and branch.parent is None and branch.participant_of == sequence[:2])
-            ours = ours and _same_principal(branch.session, transaction.session)
-            if (ours and branch.plan is None and not branch.branches) or branch.state is not State.OPEN:
-                return None
-        elif self._core.progress.has_ended(txn.least):
+        branch = self._sessions.status(txn)
+        if branch is IdStatus.ENDED:
             return None
-        else:
-            block = self._sessions.locate(txn.least)
-            if block is not None:
-                older = block.last <= self._horizon and _same_principal(block.session, transaction.session)
-                if older or block.session is transaction.session:
-                    return None
+        owner = self._sessions.owner(txn, branch)
+        ours, same = owner is transaction.session, _same_principal(owner, transaction.session)
+        if isinstance(branch, TransactionState):
+            ours = ours or (sequence is not None and branch.participant_of == sequence[:2])
+            ours = branch.parent is transaction or (branch.parent is None and ours)
+            if (ours and same and branch.plan is None and not branch.branches) or branch.state is not State.OPEN:
+                return None
+        elif owner is not None and (ours or (same and txn.least <= self._horizon)):
+            return None
         return ForeignTransaction(f"{txn} is not a branch of {transaction.txn}: begin it as one")
 
     def _link_branches(self, transaction: TransactionState, commit: Commit) -> bool:
@@ -399,7 +396,7 @@ class TransactionRequests:
         core, status = self._core, self._sessions.status(txn)
         if status is IdStatus.ANOTHER_SHARD:
             core.answer(name, request, core.wrong_coordinator(txn))
-        elif self._sessions.is_of_another_principal(name, txn.least):
+        elif self._sessions.is_of_another_principal(name, txn, status):
             core.answer(name, request, of_another_principal(txn))
         elif isinstance(status, TransactionState):
             if status.state in TERMINAL:
@@ -421,7 +418,7 @@ class TransactionRequests:
         never = status in (IdStatus.ANOTHER_SHARD, IdStatus.UNLEASED)
         if never or (status is IdStatus.ENDED and core.was_skipped(txn.least)):
             return ForeignTransaction(f"transaction {txn} was never leased by this coordinator")
-        if sessions.is_of_another_principal(session.name, txn.least):
+        if sessions.is_of_another_principal(session.name, txn, status):
             return of_another_principal(txn)
         if isinstance(status, TransactionState):
             return status.state

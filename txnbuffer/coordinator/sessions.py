@@ -218,13 +218,12 @@ class Sessions:
         refusal: Error = _foreign(txn, "end it there")
         if status is IdStatus.ANOTHER_SHARD:
             refusal = core.wrong_coordinator(txn)
-        elif not operator and self.is_of_another_principal(name, txn.least):
+        elif not operator and self.is_of_another_principal(name, txn, status):
             refusal = of_another_principal(txn)
         elif isinstance(status, TransactionState):
             owner, parent = status.session, status.parent and status.parent.session
-            if owner is None or name in (owner.name, parent and parent.name) or status.state is not State.OPEN:
-                return status
-            if operator or status.participant_of is not None:
+            anyone = operator or status.state is not State.OPEN or status.participant_of is not None
+            if anyone or owner is None or name in (owner.name, parent and parent.name):
                 return status
         elif isinstance(status, Block):
             if operator or status.session.name == name:
@@ -253,15 +252,14 @@ class Sessions:
             return IdStatus.RETIRING
         return self.locate(least) or IdStatus.UNLEASED
 
-    def is_of_another_principal(self, name: str, least: int) -> bool:
-        """Whether the session of another principal leased an id; of one that nobody is known to have leased it is not.
+    def owner(self, txn: TxnId, status: TransactionState | Block | IdStatus) -> Session | None:
+        """The session that leased an id of this status, known for as long as the outcome is remembered."""
+        known = self.locate(txn.least) if isinstance(status, IdStatus) else status
+        return None if known is None else known.session
 
-        The owner is known for as long as the outcome is remembered.
-        """
-        if (transaction := self._core.live.get(least)) is not None:
-            owner = transaction.session
-        else:
-            owner = None if (block := self.locate(least)) is None else block.session
+    def is_of_another_principal(self, name: str, txn: TxnId, status: TransactionState | Block | IdStatus) -> bool:
+        """Whether the session of another principal leased an id; not if nobody is known to have leased it."""
+        owner = self.owner(txn, status)
         return owner is not None and principal_tag(owner.name) != principal_tag(name)
 
     def open_transaction(self, txn: TxnId) -> TransactionState | None:
@@ -317,12 +315,12 @@ class Sessions:
         if status is IdStatus.UNLEASED:
             return _unknown(txn)
         if status is IdStatus.ENDED:
-            if self.is_of_another_principal(name, txn.least):
+            if self.is_of_another_principal(name, txn, status):
                 return of_another_principal(txn)
             aborted = core.outcomes.find(txn.least) is Outcome.ABORT
             return TransactionAborted(txn, core.why_aborted(txn)) if aborted else _ended(txn)
-        owner = status if status is not IdStatus.RETIRING else self.locate(txn.least)
-        if owner is None or owner.session is None or owner.session.name != name:
+        owner = self.owner(txn, status)
+        if owner is None or owner.name != name:
             return _foreign(txn, "write with the one that leased it")
         if status is IdStatus.RETIRING:
             return TransactionAborted(txn, "its id was returned unused")

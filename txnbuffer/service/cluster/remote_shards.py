@@ -251,7 +251,7 @@ class ShardMessages:
                 self._serving.add((sender, topic))
                 self._loop.run(self._register_for(sender, topic))
         for topic in message.known:
-            if not (self._shard.owns(topic) and self._coordinator.is_registered(topic)):
+            if not (self._shard.owns(topic) and topic in self._coordinator.topics()):
                 self._queue(sender, "missing", topic)
         for topic, ids in message.asked:
             if self._owner(topic) == sender and len(self._remote_topics.topic(topic).waiting) < MAX_WAITING:
@@ -272,7 +272,7 @@ class ShardMessages:
             if self._owner(topic) == sender and self._registering.pop(topic, None) is not None:
                 coordinator.registration_failed(topic, why, now, final=topic in message.final)
         for topic in message.missing:
-            if self._owner(topic) == sender and coordinator.is_registered(topic):
+            if self._owner(topic) == sender and topic in coordinator.topics():
                 coordinator.topic_missing(topic, now)
         for topic, ids in message.applied:
             if self._owner(topic) == sender:
