@@ -595,9 +595,9 @@ class FileBroker(ReadingBroker):
         return PendingBatch.checked(writer.topic, batch, self.max_message_bytes)
 
     def _check_writer(self, writer: FileWriter) -> None:
-        self.check()
         name = writer.topic.entry.name
         if writer.closed or self._closing:
+            self.check()
             raise Closed(f"the writer of topic {name!r} was closed: open another")
         self._fences[writer.topic.entry.number].check(name, writer.ticket)
 

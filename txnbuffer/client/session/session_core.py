@@ -21,7 +21,6 @@ from broker_io.errors import DiskFailed
 from txnbuffer.client.path.record_path import (
     OpenTransaction,
     RecordPath,
-    SendInFlight,
     SendResult,
     SendTopic,
     Waiter,
@@ -283,7 +282,7 @@ class SessionCore:
             if result.error is not None:
                 self._fail(result, result.error)
             if result.settled:
-                self._settle(result.flight)
+                self.transactions.settle(result.flight)
                 self.progress += 1
         if self._for_room and self.has_room:
             self._wake(self._for_room)
@@ -299,11 +298,6 @@ class SessionCore:
             error = send_unknown(flight.send.topic, error)
         self.results += [(waiter, error) for waiter in flight.waiters]
         flight.waiters.clear()
-
-    def _settle(self, flight: SendInFlight) -> None:
-        self.transactions.settle(flight.runs)
-        for waiter in flight.waiters:
-            self.results.append((waiter, None))
 
     def _answer(self, answers: Iterable[NumberedResult]) -> None:
         for number, result in answers:
@@ -368,7 +362,7 @@ class SessionCore:
         for flight in self._path.not_registered(topic):
             for transaction, _ in flight.runs:
                 self.transactions.fail(transaction, result)
-            self._settle(flight)
+            self.transactions.settle(flight)
 
     def _lease(self) -> None:
         if not self._leasing and self.welcomed and not self.draining:

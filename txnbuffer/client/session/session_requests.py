@@ -22,8 +22,8 @@ from txnbuffer.client.path.record_path import (
     EndPlan,
     OpenTransaction,
     RecordPath,
+    SendInFlight,
     SendTopic,
-    TransactionSlice,
     Waiter,
 )
 from txnbuffer.client.path.send_columns import SendColumns
@@ -349,12 +349,14 @@ class Transactions:
         """The number of the request for the commit; 0 if there is none that is not answered."""
         return transaction.commit if transaction.commit in self._requests.unanswered else 0
 
-    def settle(self, runs: Sequence[TransactionSlice]) -> None:
-        """These records are durable or have failed. End the transactions that waited for them."""
-        for transaction, records in runs:
+    def settle(self, flight: SendInFlight) -> None:
+        """The records of a send are durable or have failed. End the transactions that waited for them."""
+        for transaction, records in flight.runs:
             transaction.pending -= records
             if not transaction.pending and transaction.then is not None:
                 self._end(transaction, transaction.then)
+        for waiter in flight.waiters:
+            self._results.append((waiter, None))
 
     def fail(self, transaction: OpenTransaction, error: Error) -> None:
         """Make a transaction unable to commit. Fenced replaces an earlier error."""
