@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,22 +23,6 @@ from txnbuffer.service.standby.replication import Replication
 QUICK = CoordinatorConfig(
     transaction_timeout=0.3, max_transaction_timeout=5.0, session_timeout=0.3, low_water_mark_interval=0.05
 )
-
-
-Test = Callable[..., Coroutine[Any, Any, None]]
-
-
-def on_a_loop_for(seconds: float) -> Callable[[Test], Callable[..., None]]:
-    """Run a test on a new loop with a timeout."""
-
-    def wrap(test: Test) -> Callable[..., None]:
-        @functools.wraps(test)
-        def run(*arguments: Any, **named: Any) -> None:
-            asyncio.run(asyncio.wait_for(test(*arguments, **named), seconds))
-
-        return run
-
-    return wrap
 
 
 @asynccontextmanager

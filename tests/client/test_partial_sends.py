@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from client.core_setup import routes_with
-from service_setup import on_a_loop_for
 
 from txnbuffer import Outcome, SyncClient, SyncTransaction, TransactionAborted, connect
 from txnbuffer.client.client import Client
@@ -93,7 +92,6 @@ def test_sync_run_retries_after_a_short_outage_of_the_cluster(
         assert [record.value for record in batch] == [b"1", b"2", b"3"]
 
 
-@on_a_loop_for(120.0)
 async def test_transaction_can_only_abort_after_a_partial_send_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +146,6 @@ class HeldSend:
         return sending
 
 
-@on_a_loop_for(120.0)
 async def test_commit_waits_until_a_send_many_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with connect(f"file:{tmp_path / 'log'}") as client:
         held = HeldSend(client, monkeypatch)
@@ -172,7 +169,6 @@ async def test_commit_waits_until_a_send_many_is_whole(tmp_path: Path, monkeypat
             assert await reader.read() is None
 
 
-@on_a_loop_for(120.0)
 async def test_commit_fails_if_the_rest_of_a_send_many_cannot_be_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +187,6 @@ async def test_commit_fails_if_the_rest_of_a_send_many_cannot_be_sent(
         assert await client.outcome(txn.id) is Outcome.ABORT
 
 
-@on_a_loop_for(120.0)
 async def test_commit_that_is_cancelled_while_it_waits_for_a_send_aborts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from service_setup import on_a_loop_for
 
 from txnbuffer import connect
 from txnbuffer.client.producer_names import ProducerNames
@@ -70,7 +69,6 @@ async def test_only_the_lost_epoch_of_a_name_is_released(error: Fenced) -> None:
     assert opening.count == 2
 
 
-@on_a_loop_for(120.0)
 async def test_tasks_of_one_client_do_not_fence_each_other() -> None:
     async with connect("memory:") as client:
         transactions = [client.transaction(name="n", number=number) for number in range(1, 6)]

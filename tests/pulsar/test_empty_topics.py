@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from pulsar_cluster import Cluster
 from raw_session import OverGrpc, RawSession
 from service_process import ServiceProcess
-from service_setup import on_a_loop_for
 
 from broker_io import open_broker
 from broker_io.standalone import ask
@@ -16,7 +17,6 @@ from txnbuffer import CommittedReader, connect
 pytestmark = pytest.mark.timeout(300)
 
 
-@on_a_loop_for(120.0)
 async def register(port: int, topic: str) -> None:
     link = OverGrpc(port)
     session = RawSession(link)
@@ -28,7 +28,7 @@ async def register(port: int, topic: str) -> None:
 def test_empty_topic_works_after_a_reload(cluster: Cluster, namespace: str) -> None:
     address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
     with ServiceProcess(address, "--admin-url", cluster.admin) as service:
-        register(service.port, "orders")
+        asyncio.run(register(service.port, "orders"))
         service.terminate()
         service.finish(120.0)
     with open_broker(address, **options) as broker:

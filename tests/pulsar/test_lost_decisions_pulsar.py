@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from cluster_app import app_on
 from pulsar_cluster import Cluster
-from service_setup import engine_on, eventually, on_a_loop_for, visible
+from service_setup import engine_on, eventually, visible
 
 from broker_io import open_broker
 from broker_io.port import Broker
@@ -21,7 +23,6 @@ from txnbuffer.service.engine.engine import Engine
 pytestmark = pytest.mark.timeout(300)
 
 
-@on_a_loop_for(240.0)
 async def commit_one(broker: Broker, value: bytes) -> None:
     async with engine_on(broker, cluster_mode=True) as engine:
         app = await app_on(engine, broker, "orders")
@@ -32,7 +33,6 @@ async def commit_one(broker: Broker, value: bytes) -> None:
         await eventually(lambda: 0 in states and txn in states[0].committed, 120.0)
 
 
-@on_a_loop_for(120.0)
 async def serve(broker: Broker) -> None:
     await (await Engine.start(broker, cluster_mode=True)).stop()
 
@@ -40,7 +40,7 @@ async def serve(broker: Broker) -> None:
 @pytest.mark.parametrize("how", ["deleted", "truncated"])
 def test_lost_decision_log(cluster: Cluster, namespace: str, how: str) -> None:
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
-        commit_one(broker, b"old")
+        asyncio.run(commit_one(broker, b"old"))
         path = f"persistent/{namespace}/{TOPIC}"
         if how == "deleted":
             ask(cluster.admin, f"{path}?force=true", "DELETE")
@@ -55,8 +55,8 @@ def test_lost_decision_log(cluster: Cluster, namespace: str, how: str) -> None:
             sooner_or_later(truncated)
         for _ in range(2):
             with pytest.raises(DecisionsLost, match="recover ADDRESS --decisions --write"):
-                serve(broker)
+                asyncio.run(serve(broker))
         assert reset_decisions(broker, ONLY, "test").lost is not None
         assert read_decisions(broker, ONLY).lost is None
-        commit_one(broker, b"new")
+        asyncio.run(commit_one(broker, b"new"))
         assert visible(broker, "orders") == {b"old": 1, b"new": 1}

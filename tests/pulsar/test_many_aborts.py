@@ -10,11 +10,12 @@ import os
 import urllib.request
 from functools import partial
 
+import pytest
 from cluster_app import App
 from pulsar_cluster import Cluster
 from raw_session import OverGrpc, RawSession
 from service_process import ServiceProcess
-from service_setup import on_a_loop_for, visible
+from service_setup import visible
 
 from broker_io import open_broker
 from broker_io.port import Broker
@@ -81,7 +82,7 @@ def snapshot_bytes(broker: Broker) -> int:
     return sum(ledger.bytes for ledger in broker.ledgers(SNAPSHOT_TOPIC))
 
 
-@on_a_loop_for(SECONDS * (3 if FULL else 1))
+@pytest.mark.timeout(SECONDS * (3 if FULL else 1))
 async def test_topic_with_many_aborts_recovers_and_takes_snapshots(cluster: Cluster, namespace: str) -> None:
     address, flags = f"{cluster.url}/{namespace}", ("--admin-url", cluster.admin)
     with open_broker(address, admin_url=cluster.admin) as broker:

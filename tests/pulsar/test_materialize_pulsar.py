@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess
-from service_setup import on_a_loop_for
 from streamed import write
 
 from txnbuffer import Client, connect
@@ -50,7 +49,6 @@ async def write_all(client: Client, number: int, truth: dict[str, str]) -> None:
         await txn.abort()
 
 
-@on_a_loop_for(600.0)
 async def test_table_survives_kills_of_both_sides_on_a_real_broker(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:

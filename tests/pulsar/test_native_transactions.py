@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from cluster_app import App, app_on
 from pulsar_container import distribution
-from service_setup import engine_on, on_a_loop_for
+from service_setup import engine_on
 
 from bench.pulsar_broker import DRIVER
 from broker_io import open_broker
@@ -79,15 +79,17 @@ async def problem_at_start(broker: Broker) -> Exception | None:
         return engine.topics.get("orders").problem
 
 
-@on_a_loop_for(600.0)
-async def mixed(url: str, admin: str, namespace: str, patch: pytest.MonkeyPatch) -> None:
-    address, run = f"{url}/{namespace}", asyncio.to_thread
+async def test_native_transactions_are_read_as_the_broker_delivers_them(
+    odd_broker: Standalone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace, admin, run = odd_broker.namespace(), odd_broker.admin, asyncio.to_thread
+    address = f"{odd_broker.url}/{namespace}"
     first, second, third = (b"first", 1), (b"native", 2), (b"third", 3)
     with open_broker(address, admin_url=admin) as own, open_broker(address, admin_url=admin) as broker:
         async with engine_on(own, cluster_mode=True) as engine:
             app = await app_on(engine, broker, "orders")
             await commit(app, b"first")
-            with native(url, f"persistent://{namespace}/orders") as other:
+            with native(odd_broker.url, f"persistent://{namespace}/orders") as other:
                 await run(other.do, "open")
                 await commit(app, b"third")
                 assert await run(read, broker, 1) == [first]  # the broker hides all messages after an open transaction
@@ -96,7 +98,7 @@ async def mixed(url: str, admin: str, namespace: str, patch: pytest.MonkeyPatch)
                 await run(other.do, "open")
                 await run(other.do, "abort")
                 assert await run(read, broker, 3) == [first, second, third]
-        with patch.context() as impatient:
+        with monkeypatch.context() as impatient:
             impatient.setattr(follow, "REPLAY_TIMEOUT", QUIET)
             problem = await problem_at_start(own)
         assert isinstance(problem, ReplayStalled)
@@ -105,9 +107,3 @@ async def mixed(url: str, admin: str, namespace: str, patch: pytest.MonkeyPatch)
             writer.append(Batch.of([Message(None, b"behind")])).result(SECONDS)
         assert await problem_at_start(own) is None
         assert await run(read, broker, 4) == [first, second, third, (b"behind", 4)]
-
-
-def test_native_transactions_are_read_as_the_broker_delivers_them(
-    odd_broker: Standalone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mixed(odd_broker.url, odd_broker.admin, odd_broker.namespace(), monkeypatch)

@@ -15,7 +15,6 @@ import pulsar
 import pytest
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess
-from service_setup import on_a_loop_for
 
 from broker_io import open_broker
 from broker_io.standalone import Standalone, ask
@@ -148,7 +147,6 @@ def begun(*waiting: Awaitable[Any]) -> list[asyncio.Future[Any]]:
 
 
 @row("the standby")
-@on_a_loop_for(SECONDS)
 async def test_everything_works_without_the_standby(place: Place) -> None:
     await place.serve()
     standby = await place.stand_by()
@@ -161,7 +159,6 @@ async def test_everything_works_without_the_standby(place: Place) -> None:
 
 
 @row("the service, with a standby")
-@on_a_loop_for(SECONDS)
 async def test_standby_answers_pending_requests_of_the_service(place: Place) -> None:
     active = await place.serve()
     standby = await place.stand_by()
@@ -176,7 +173,6 @@ async def test_standby_answers_pending_requests_of_the_service(place: Place) -> 
 
 
 @row("the service, without a standby")
-@on_a_loop_for(SECONDS)
 async def test_plain_writes_and_reads_of_decided_records_work_without_a_service(place: Place) -> None:
     service = await place.serve()
     client = await place.connect()
@@ -199,7 +195,6 @@ async def test_plain_writes_and_reads_of_decided_records_work_without_a_service(
 
 
 @row("the service hangs")
-@on_a_loop_for(SECONDS)
 async def test_hanging_service_is_fenced_with_the_flag(place: Place) -> None:
     hanging = await place.serve()
     client = await place.connect()
@@ -216,7 +211,6 @@ async def test_hanging_service_is_fenced_with_the_flag(place: Place) -> None:
 
 
 @row("the broker that serves a topic: the topic, its bundle or its namespace was unloaded")
-@on_a_loop_for(SECONDS)
 async def test_calls_for_a_topic_without_an_owner_wait_for_the_next_one(place: Place) -> None:
     service = await place.serve()
     client = await place.connect()
@@ -240,7 +234,6 @@ async def test_calls_for_a_topic_without_an_owner_wait_for_the_next_one(place: P
 
 
 @row("the broker")
-@on_a_loop_for(2 * SECONDS)
 async def test_everything_waits_without_a_broker(mortal: Standalone, apart: Place) -> None:
     service = await apart.serve()
     client = await apart.connect()
@@ -264,7 +257,6 @@ async def test_everything_waits_without_a_broker(mortal: Standalone, apart: Plac
 
 
 @row("the broker and the service")
-@on_a_loop_for(2 * SECONDS)
 async def test_service_ends_without_a_broker_and_a_standby_waits_for_it(mortal: Standalone, apart: Place) -> None:
     service = await apart.serve()
     client = await apart.connect()
@@ -289,7 +281,6 @@ def test_every_row_of_the_page_has_a_test() -> None:
     assert rows == TESTED
 
 
-@on_a_loop_for(SECONDS)
 async def test_plain_consumers_get_markers_and_undecided_and_aborted_records(place: Place) -> None:
     await place.serve()
     client = await place.connect()
@@ -304,7 +295,6 @@ async def test_plain_consumers_get_markers_and_undecided_and_aborted_records(pla
     await client.close()
 
 
-@on_a_loop_for(SECONDS)
 async def test_any_producer_of_a_topic_can_forge_a_marker(place: Place) -> None:
     service = await place.serve()
     client = await place.connect()

@@ -10,7 +10,6 @@ import pulsar
 from pulsar_cluster import Cluster
 from relay_kills import RelayProcess
 from service_process import ServiceProcess
-from service_setup import on_a_loop_for
 
 from txnbuffer import connect
 
@@ -30,7 +29,6 @@ def read_plainly(client: pulsar.Client, url: str, count: int) -> list[Row]:
     return found
 
 
-@on_a_loop_for(300.0)
 async def test_a_plain_client_reads_each_committed_record_once(
     cluster: Cluster, namespace: str, client: pulsar.Client, tmp_path: Path
 ) -> None:

@@ -101,19 +101,6 @@ async def test_names_of_producers_need_a_right(tmp_path: Path) -> None:
                     await write_named(client, "w-1")
 
 
-async def test_groups_need_a_right(tmp_path: Path) -> None:
-    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
-        await write_as(service, "root", "a")
-        await write_as(service, "root", "b")
-        async with service.connect("processor") as client:
-            await client.join("g-1")
-            with pytest.raises(NotAuthorized, match="'processor' may not join group 'x'"):
-                await client.join("x")
-        async with service.connect("reader") as client:
-            with pytest.raises(NotAuthorized, match="'reader' may not join group 'g-1'"):
-                await client.join("g-1")
-
-
 async def test_streams_need_to_read_their_topic(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         await write_as(service, "root", "a")

@@ -13,7 +13,7 @@ from commands import txnbuf
 from compacted_topic import T, Topic
 from file_logs import World
 from service_process import ServiceProcess
-from service_setup import engine_on, eventually, on_a_loop_for
+from service_setup import engine_on, eventually
 
 from broker_io import open_broker, restore_backup
 from broker_io.compaction import CompactionRequest
@@ -89,7 +89,6 @@ def found(log: Path) -> dict[str, list[tuple[str, int]]]:
     return records
 
 
-@on_a_loop_for(240.0)
 async def test_a_backup_has_whole_transactions_of_one_moment(tmp_path: Path) -> None:
     """While two clients write, topics are compacted, and ledgers are closed often."""
     flags = ("--set", "log.segment_bytes=100000", "--set", "retention.check_seconds=0.2")
@@ -199,7 +198,6 @@ class Slow:
         return BackupReport(1, 2, 3, 10)
 
 
-@on_a_loop_for(60.0)
 async def test_one_backup_at_a_time_and_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     broker = world.own(compacted_prefix="__txnbuffer")
@@ -231,7 +229,6 @@ async def test_one_backup_at_a_time_and_its_progress(monkeypatch: pytest.MonkeyP
     broker.close()
 
 
-@on_a_loop_for(60.0)
 async def test_a_service_refuses_what_it_can_not_back_up(tmp_path: Path) -> None:
     world = World()
     broker = world.own(compacted_prefix="__txnbuffer")

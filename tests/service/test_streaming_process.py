@@ -7,7 +7,6 @@ import contextlib
 
 import pytest
 from service_process import ServiceProcess, kept_port
-from service_setup import on_a_loop_for
 from streamed import Follower, write
 
 from txnbuffer import ResumeToken, ServiceUnavailable, connect
@@ -17,7 +16,6 @@ from txnbuffer.streams.client import ClientConfig
 SMALL_WINDOW = ClientConfig(window_items=16, first_retry=0.01, last_retry=0.1)
 
 
-@on_a_loop_for(150.0)
 async def test_a_killed_service_continues_in_the_middle_of_a_snapshot(tmp_path):
     port = kept_port()
     service = ServiceProcess(tmp_path, port=port).wait_serving()

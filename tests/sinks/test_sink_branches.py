@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_setup import eventually, on_a_loop_for
+from service_setup import eventually
 from stream_world import Branch, Node, Row, Table
 
 from txnbuffer.client.streams.streams import ChangeStream, StreamSession
@@ -221,7 +221,6 @@ async def history(seed: int, path: Path) -> Counter[str]:
     return follower.points
 
 
-@on_a_loop_for(240.0)
 async def test_the_table_always_equals_the_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MAX_ROWS", 4)
     monkeypatch.setattr(runner, "MAX_WAIT", 0.005)
@@ -233,7 +232,6 @@ async def test_the_table_always_equals_the_branch(tmp_path: Path, monkeypatch: p
     assert points["complete"]
 
 
-@on_a_loop_for(120.0)
 async def test_a_table_rolls_back_only_as_far_as_necessary(tmp_path: Path) -> None:
     owners = Owners(random.Random(1))
     follower = Follower(owners, tmp_path / "t.db")
