@@ -59,7 +59,7 @@ class MemoryStore:
         self.events: StoreEvents
         self.swapped: list[RewriteFinished] = []
         self.append: Callable[[bytes], object] = lambda _: None
-        """What `append_swap` calls, at a primary."""
+        """What `put_in_place` calls, at a primary."""
 
     def open_log(self, events: StoreEvents) -> StoreLog:
         disk = self.disk
@@ -153,7 +153,7 @@ class MemoryStore:
         assert len(self.state) == effect.before.lsn, (len(self.state), effect)
         return b"epoch %d" % effect.epoch
 
-    def append_swap(self, result: RewriteFinished) -> None:
+    def put_in_place(self, result: RewriteFinished) -> None:
         self.append(b"swap %d" % result.number)
         self.swapped.append(result)
 
@@ -533,7 +533,11 @@ def node_of(
     settings: Settings, store: MemoryStore, lock: MemoryLock, transport: LoopTransport, on_role: Callable[[bool], Any]
 ) -> PairNode:
     return PairNode(
-        current(), settings, store, lock, transport, on_role=on_role, on_applied=lambda: None, count=lambda _: 1
+        *(current(), settings, store, lock, transport),
+        on_role=on_role,
+        on_applied=lambda: None,
+        on_swap=store.put_in_place,
+        count=lambda _: 1,
     )
 
 

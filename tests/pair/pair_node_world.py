@@ -21,6 +21,7 @@ from broker_io.filelog.pair.node import PairNode
 from broker_io.filelog.replication.lease import Terms
 from broker_io.filelog.replication.lock import LockRecord
 from broker_io.filelog.replication.member import Settings
+from broker_io.filelog.replication.messages import DiskSpace
 
 TTL = 1.0
 NS = 1_000_000_000
@@ -236,8 +237,8 @@ class PairStage:
         elif kind == "checkpoint" and member.store is not None:
             self.command(member, "checkpoint", member.store.checkpoint)
         elif kind == "full" and node is not None:
-            self.command(member, "full", lambda: node.disk_space(True))
-            after(0.5, lambda: self.command(member, "free", lambda: node.disk_space(False)))
+            self.command(member, "full", lambda: node.post(DiskSpace(True)))
+            after(0.5, lambda: self.command(member, "free", lambda: node.post(DiskSpace(False))))
         elif kind == "disk":
             member.disk.fails = True
             after(choose.uniform(0.5, 2.0), lambda: self._kill_and_restart(member))

@@ -18,7 +18,7 @@ from broker_io.filelog.log.records import Fork, Kind, LogRecord, Mark, StoreLog,
 from broker_io.filelog.log.segment import file_digest
 from broker_io.filelog.pair.port import StoreCopy
 from broker_io.filelog.pair.store import DirectoryStore
-from broker_io.filelog.replication.messages import BuildEpoch, RewriteFinished
+from broker_io.filelog.replication.messages import BuildEpoch, DiskSpace, ReplacedFiles, RewriteFinished
 from broker_io.position import Positions
 from broker_io.testing import Crash, SeededRandomness, SimulatedClock, SimulatedDisk
 
@@ -40,14 +40,13 @@ class Events:
     def checkpointed(self, mark: Mark) -> None:
         self.checkpoints.append(mark)
 
-    def replaced_files(self, files: Sequence[tuple[str, int]]) -> None:
-        self.replaced += files
-
-    def rewrite_finished(self, result: RewriteFinished) -> None:
-        self.rewrites.append(result)
-
-    def disk_space(self, full: bool) -> None:
-        self.space.append(full)
+    def post(self, event: ReplacedFiles | RewriteFinished | DiskSpace) -> None:
+        if isinstance(event, ReplacedFiles):
+            self.replaced += event.files
+        elif isinstance(event, DiskSpace):
+            self.space.append(event.full)
+        else:
+            self.rewrites.append(event)
 
     def failed(self, error: Exception) -> None:
         self.failures.append(error)

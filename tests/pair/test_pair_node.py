@@ -460,7 +460,7 @@ def test_former_live_that_was_the_founder_makes_no_record(pair: Pair) -> None:
     pair.b.node.switch()
     until(lambda: pair.a.node.live and pair.in_sync())
     pair.server.record, pair.server.lease = NO_RECORD, None
-    pair.a.node._post(SessionEnded(pair.a.node._member.session.number or 0))
+    pair.a.node.post(SessionEnded(pair.a.node._member.session.number or 0))
     until(lambda: pair.server.record != NO_RECORD or "no record of this pair any more" in problem(pair.a))
     time.sleep(2 * TTL / 1e9)
     assert pair.server.record == NO_RECORD

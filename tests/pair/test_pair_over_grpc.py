@@ -16,6 +16,7 @@ from broker_io.filelog.pair import open_lock
 from broker_io.filelog.pair.transport import GrpcTransport, LinkSettings
 from broker_io.filelog.replication.lease import Terms
 from broker_io.filelog.replication.member import Settings
+from broker_io.filelog.replication.messages import DamageNoted
 from broker_io.testing.contract.base import eventually as until
 
 MS = 1_000_000
@@ -115,8 +116,8 @@ def test_old_member_gets_no_message_that_it_does_not_know(pair: Pair, name: str)
     new = pair.b if old is pair.a else pair.a
     old.old = True
     pair.begin()
-    new.node.note_damage(("orders",))
-    old.node.note_damage(("t",))
+    new.node.post(DamageNoted(("orders",)))
+    old.node.post(DamageNoted(("t",)))
     until(lambda: new.node._member.damaged_there == ("t",))
     pair.a.engine.append(b"x")
     until(lambda: pair.follows(pair.a, pair.b))

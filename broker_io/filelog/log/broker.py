@@ -251,6 +251,10 @@ class FileBroker(ReadingBroker):
             with self._grew:
                 self._grew.notify_all()
 
+    def _check_writable(self) -> None:
+        """Raises what prevents changes now."""
+        self.check()
+
     # --- structure ---
 
     def create_topic(self, topic: str) -> None:
@@ -260,26 +264,26 @@ class FileBroker(ReadingBroker):
         """See `BulkBroker`."""
         names = [check_topic_name(topic) for topic in topics]
         with self._work:
-            self.check()
+            self._check_writable()
             self._log.create_topics(names)
 
     def delete_topic(self, topic: str) -> None:
         with self._unchanged(topic), self._work:
-            self.check()
+            self._check_writable()
             self._flush()
             self._log.delete_topic(topic)
         self._notify()
 
     def roll(self, topic: str) -> None:
         with self._work:
-            self.check()
+            self._check_writable()
             self._flush()
             self._log.roll(self._log.topic(topic))
         self._notify()
 
     def trim(self, topic: str, first_ledger: int) -> None:
         with self._unchanged(topic), self._work:
-            self.check()
+            self._check_writable()
             self._log.trim(self._log.topic(topic), first_ledger)
         self._notify()
 
@@ -321,7 +325,7 @@ class FileBroker(ReadingBroker):
         """See `CompactingBroker`."""
         check_data_topic(topic, self._options.compacted_prefix)
         with self._work:
-            self.check()
+            self._check_writable()
             found = self._log.topic(topic)
             self._log.set_policy(found, SetPolicy(policy))
 
@@ -361,6 +365,7 @@ class FileBroker(ReadingBroker):
     def _compact(
         self, topic: str, request: CompactionRequest | None, work: Callable[[TopicFiles], Compaction]
     ) -> CompactionReport:
+        self._check_writable()
         with self._unchanged(topic):
             files = TopicFiles(self.directory, self.named(topic), self._log.seed, self._options.compress)
             try:
@@ -428,7 +433,7 @@ class FileBroker(ReadingBroker):
                 self._check_open()
                 self._backing_up = True
             with self._work:
-                self.check()
+                self._check_writable()
                 self._flush()
                 manifest = self._log.begin_backup()
             try:
@@ -524,7 +529,7 @@ class FileBroker(ReadingBroker):
         if exclusive and wait is not None:
             self._wait_for_owner(topic, wait)
         with self._work:
-            self.check()
+            self._check_writable()
             found = self._log.topic(topic)
             with self._queue:
                 ticket = self._fences[found.entry.number].enter(topic, exclusive=exclusive)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from broker_io.compaction import CompactionPolicy, CompactionReport, CompactionRequest
+from broker_io.compaction import CompactionRequest
 from broker_io.environment import Environment, current
 from broker_io.errors import (
     AppendUnknown,
@@ -47,7 +47,7 @@ from broker_io.filelog.replication.lease import Terms
 from broker_io.filelog.replication.member import SECOND, Settings
 from broker_io.filelog.replication.messages import RewriteFinished
 from broker_io.filelog.replication.serving import Gate
-from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, BackupProgress, BackupReport
+from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX
 from broker_io.position import EARLIEST, Position
 
 CLOSE_SECONDS = 5.0
@@ -183,6 +183,7 @@ class PairBroker(FileBroker):
             transport,
             on_role=self._role_changed,
             on_applied=self._notify,
+            on_swap=self._append_swap,
             count=count_operations,
         )
         self._lanes = lanes
@@ -197,12 +198,9 @@ class PairBroker(FileBroker):
             raise
         opened = OpenedLog(self._store.log, self._store.report, None)
         super().__init__(environment, directory, options, committer=True, opened=opened)
-        self._repairer = Repairer(
-            environment, self._store, self._node.fetch, self._node.compared_link, self._node.note_damage
-        )
+        self._repairer = Repairer(environment, self._store, self._node.fetch, self._node.compared_link, self._node.post)
         self.on_damage(self._repairer.wake)
         self._store.changed = self._replaced
-        self._store.on_swap = self._append_swap
         self._use(self._store.log)
         try:
             self._node.start()
@@ -350,7 +348,7 @@ class PairBroker(FileBroker):
             raise LockUnavailable("the last record of this member is not committed: try again")
         return log.pair.store
 
-    def _check_live(self) -> None:
+    def _check_writable(self) -> None:
         """Raises NotLive, or what has stopped the node."""
         self.check()
         if self._node.failure is not None:
@@ -395,7 +393,6 @@ class PairBroker(FileBroker):
         if not self._node.live and set(names) <= set(self._log.names()):
             self.check()
             return
-        self._check_live()
         super().create_topics(names)
 
     def writer(
@@ -411,7 +408,7 @@ class PairBroker(FileBroker):
             if not self._node.wait_writable(wait):
                 raise StillHeld("this member of the pair is not live yet, or lacks its backup: wait longer")
             wait = max(0.0, deadline - clock.monotonic())
-        self._check_live()
+        self._check_writable()
         with self._queue:
             self._begin_term()
         return super().writer(topic, exclusive=exclusive, wait=wait, unbatched=unbatched)
@@ -439,34 +436,10 @@ class PairBroker(FileBroker):
             super()._leave(writer)
 
     def delete_topic(self, topic: str) -> None:
-        self._check_live()
         super().delete_topic(topic)
         self._store.update_prepared()
 
-    def roll(self, topic: str) -> None:
-        self._check_live()
-        super().roll(topic)
-
-    def trim(self, topic: str, first_ledger: int) -> None:
-        self._check_live()
-        super().trim(topic, first_ledger)
-
-    def set_compaction_policy(self, topic: str, policy: CompactionPolicy | None) -> None:
-        self._check_live()
-        super().set_compaction_policy(topic, policy)
-
-    def back_up(self, path: str, progress: BackupProgress) -> BackupReport:
-        """See `BackupBroker`, at the primary."""
-        self._check_live()
-        return super().back_up(path, progress)
-
     # --- compaction ---
-
-    def _compact(
-        self, topic: str, request: CompactionRequest | None, work: Callable[[TopicFiles], Compaction]
-    ) -> CompactionReport:
-        self._check_live()
-        return super()._compact(topic, request, work)
 
     def _swap(self, files: TopicFiles, request: CompactionRequest | None, done: Compaction) -> None:
         """Let both members have the rewritten ledgers, and put them in place then. Raises AppendUnknown."""
@@ -490,7 +463,7 @@ class PairBroker(FileBroker):
         self, files: TopicFiles, request: CompactionRequest | None, done: Compaction, written: tuple[WrittenFile, ...]
     ) -> PendingSwap:
         with self._work:
-            self._check_live()
+            self._check_writable()
             found = self._log.topic(files.topic.name)
             body = self._swap_of(found.entry, [] if request is None else ledgers_of(files, request), done)
             number = self._log.prepare(found, PrepareFiles(written))

@@ -12,7 +12,7 @@ backup and those before an epoch begins, are applied by a thread of the node.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from broker_io.environment import Environment
@@ -77,8 +77,9 @@ class PairNode:
     """A node, from `start` to `close`. It implements the events of its store and of its transport.
 
     `on_role` is called, in a thread of the node, with True when this node becomes live, and with False when it is not
-    live any more, or has failed. `on_applied` is called when a thread of the node has applied records. `count` gives
-    the number of operations in the content of a record. `failure` is the error that has stopped the node.
+    live any more, or has failed. `on_applied` is called when a thread of the node has applied records, and `on_swap`
+    when all have the files of a compaction, to put them in place. `count` gives the number of operations of a record.
+    `failure` is the error that has stopped the node.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class PairNode:
         *,
         on_role: Callable[[bool], None],
         on_applied: Callable[[], None],
+        on_swap: Callable[[m.RewriteFinished], None],
         count: Callable[[bytes], int],
     ) -> None:
         threads = environment.threads
@@ -103,7 +105,7 @@ class PairNode:
         self._lock = lock
         self._transport = transport
         self._on_role = on_role
-        self._on_applied = on_applied
+        self._on_applied, self._on_swap = on_applied, on_swap
         self._mutex = threads.lock()
         self._roles = threads.condition()
         self._building = threads.lock()
@@ -130,7 +132,7 @@ class PairNode:
         self._sender = PeerSender(
             threads, self._mutex, store, lambda: self._member.log.durable, self.failed, self._link_failed
         )
-        self._journal = JournalTasks(threads, store, self._post, self.failed, self._settle)
+        self._journal = JournalTasks(threads, store, self.post, self.failed, self._settle)
         self._handlers = self._effects()
         self._threads = [
             threads.thread(self._guarded(loop), name=f"pair {name}", daemon=True) for name, loop in self._loops()
@@ -175,7 +177,7 @@ class PairNode:
         self._started = True
         for thread in self._threads:
             thread.start()
-        self._post(m.Start())
+        self.post(m.Start())
         try:
             self._transport.start(self, self._may_accept, self._may_connect)
         except BaseException:
@@ -195,7 +197,7 @@ class PairNode:
 
     # --- events and effects ---
 
-    def _post(self, event: m.Event) -> None:
+    def post(self, event: m.Event) -> None:
         """Give the core an event, in any thread; what fails then is a defect, or a log that is no chain."""
         try:
             with self._mutex:
@@ -318,15 +320,6 @@ class PairNode:
         with self._mutex:
             self._step(m.Applied(mark.lsn))
             self._step(m.Checkpointed(mark))
-
-    def replaced_files(self, files: Sequence[tuple[str, int]]) -> None:
-        self._post(m.ReplacedFiles(tuple(files)))
-
-    def rewrite_finished(self, result: m.RewriteFinished) -> None:
-        self._post(result)
-
-    def disk_space(self, full: bool) -> None:
-        self._post(m.DiskSpace(full))
 
     def fetch(self, name: str, offset: int, size: int) -> bytes:
         return self._transport.fetch(name, offset, size)
@@ -453,7 +446,7 @@ class PairNode:
             else:
                 self._problems.pop("lock", None)
                 if event is not None and self._counts(request.effect):
-                    self._post(event)
+                    self.post(event)
 
     def _counts(self, effect: m.ReadLock | m.SwapLock | m.Renew | m.EndSession) -> bool:
         """Whether a renewal is one of the present session: to begin another one would end it."""
@@ -480,10 +473,10 @@ class PairNode:
             if isinstance(task, m.Apply):
                 self._apply_now(task)
             elif isinstance(task, m.BuildEpoch):
-                self._post(m.EpochContent(task.epoch, self._store.epoch_content(task)))
+                self.post(m.EpochContent(task.epoch, self._store.epoch_content(task)))
             else:
                 try:
-                    self._store.append_swap(task.result)
+                    self._on_swap(task.result)
                 except (NotLive, AppendUnknown) as error:
                     self._problems["store"] = str(error)
 
@@ -496,12 +489,12 @@ class PairNode:
                 self._problems["store"] = str(error)
                 if isinstance(error, TopicNotFound) and not asked:
                     asked = True
-                    self._post(m.FilesMissing())
+                    self.post(m.FilesMissing())
                 if not self._applies.pause(RETRY_SECONDS):
                     return
             else:
                 self._problems.pop("store", None)
-                self._post(m.Applied(task.lsn))
+                self.post(m.Applied(task.lsn))
                 self._on_applied()
                 return
 
@@ -575,9 +568,6 @@ class PairNode:
         """The number of the link, if the logs of both members were compared on it."""
         with self._mutex:
             return self._member.link if is_compared(self._member) else None
-
-    def note_damage(self, topics: tuple[str, ...]) -> None:
-        self._post(m.DamageNoted(topics))
 
     def reads(self) -> Gate:
         """Whether the answer to a read, which was evaluated before this call, may be sent."""

@@ -13,7 +13,14 @@ from typing import NamedTuple, Protocol
 
 from broker_io.filelog.log.records import Fork, LogRecord, Mark, Store, StoreLog
 from broker_io.filelog.replication.lock import LockView, Swap
-from broker_io.filelog.replication.messages import BuildEpoch, CopyBegin, Message, RewriteFinished
+from broker_io.filelog.replication.messages import (
+    BuildEpoch,
+    CopyBegin,
+    DiskSpace,
+    Message,
+    ReplacedFiles,
+    RewriteFinished,
+)
 from broker_io.port import Resource
 
 
@@ -62,14 +69,10 @@ class StoreEvents(Protocol):
     def checkpointed(self, mark: Mark) -> None:
         """A manifest is durable; it and all synced segments hold everything up to a mark, which is applied."""
 
-    def replaced_files(self, files: Sequence[tuple[str, int]]) -> None:
-        """Files with their sizes that no manifest names any more; the store removes them in `remove_files`."""
-
-    def rewrite_finished(self, result: RewriteFinished) -> None:
-        """This store has the file that a compaction prepared."""
-
-    def disk_space(self, full: bool) -> None:
-        """The disk has crossed the watermark."""
+    def post(self, event: ReplacedFiles | RewriteFinished | DiskSpace) -> None:
+        """Files that no manifest names any more, which `remove_files` removes; files of a compaction that are here;
+        or the disk has crossed the watermark.
+        """
 
     def failed(self, error: Exception) -> None:
         """A write or sync failed in a thread of the store: what is durable is unknown."""
@@ -83,8 +86,7 @@ class PairStore(Resource, Protocol):
 
     Three threads call it, each one call at a time: one changes the journal and the files, one applies, and one reads
     for the peer. While `replace` and a receiver are at work nothing is applied, and nothing is read for the peer. No
-    call waits for a thread that waits in `Replicator.commit`, which may hold the lock under which records are built;
-    `append_swap` does.
+    call waits for a thread that waits in `Replicator.commit`, which may hold the lock under which records are built.
 
     All calls raise DiskFailed, after which the node stops.
     """
@@ -132,11 +134,6 @@ class PairStore(Resource, Protocol):
 
     def epoch_content(self, effect: BuildEpoch) -> bytes:
         """The content of the record with which an epoch begins; everything before it is applied."""
-
-    def append_swap(self, result: RewriteFinished) -> None:
-        """At a primary: put the result of a compaction in place, by an operation. Raises NotLive and AppendUnknown."""
-
-    # for the peer
 
     def read(self, first: int, last: int) -> Iterator[LogRecord]:
         """Records after lsn `first` up to `last`, which are durable here, from the files."""

@@ -16,6 +16,7 @@ from broker_io.filelog.log.damage import DamagedSegment
 from broker_io.filelog.log.repair import discard_fetched, fetch_segment, is_whole
 from broker_io.filelog.pair.copying import name_of
 from broker_io.filelog.pair.store import DirectoryStore
+from broker_io.filelog.replication.messages import DamageNoted
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 """Seconds until all that is damaged is tried again: twice as long each time that a repair failed."""
@@ -34,7 +35,7 @@ class Repairer:
         store: DirectoryStore,
         fetch: Callable[[str, int, int], bytes],
         compared: Callable[[], int | None],
-        noted: Callable[[tuple[str, ...]], object],
+        noted: Callable[[DamageNoted], object],
     ) -> None:
         self.problem = ""
         self._disk = environment.disk
@@ -60,7 +61,7 @@ class Repairer:
             with self._changed:
                 self._news = False
             damaged = [] if self._closed else self._damaged()
-            self._noted(tuple(sorted({segment.topic.name for segment in damaged})))
+            self._noted(DamageNoted(tuple(sorted({segment.topic.name for segment in damaged}))))
             problems = [why for segment in damaged if (why := self._try(segment))]
             self.problem, failed = "".join(problems[:1]), bool(problems)
             failures = failures + 1 if failed and self._compared() is not None else 0

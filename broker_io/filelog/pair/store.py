@@ -27,7 +27,7 @@ from broker_io.filelog.pair.aside import finish_aside, set_aside
 from broker_io.filelog.pair.copying import CopyFiles, DirectoryCopy, is_segment_name, name_of
 from broker_io.filelog.pair.port import CopyChunk, StoreEvents
 from broker_io.filelog.pair.prepared import PreparedFiles
-from broker_io.filelog.replication.messages import BuildEpoch, RewriteFinished
+from broker_io.filelog.replication.messages import BuildEpoch, DiskSpace, ReplacedFiles
 from broker_io.port import Resource
 
 STORE_BYTES = 16
@@ -39,8 +39,7 @@ SPACE_SECONDS = 1.0
 class DirectoryStore(Resource):
     """See `PairStore`. `log` is the engine, another one after a copy; `changed` is called after that.
 
-    A `founder` turns a directory with a log of its own into the first store of a pair. `on_swap` is called with the
-    number of a compaction whose files both members have.
+    A `founder` turns a directory with a log of its own into the first store of a pair.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class DirectoryStore(Resource):
         self.replacing = False
         """Whether what the directory has is being replaced, so that files of `log` may be missing."""
         self.changed: Callable[[], None] = lambda: None
-        self.on_swap: Callable[[RewriteFinished], None] = lambda _: None
         self._environment = environment or current()
         self._disk = self._environment.disk
         self._options = options
@@ -108,7 +106,7 @@ class DirectoryStore(Resource):
         except BaseException:
             log.close()
             raise
-        self._prepared = PreparedFiles(environment, directory, events.fetch, events.rewrite_finished, events.failed)
+        self._prepared = PreparedFiles(environment, directory, events.fetch, events.post, events.failed)
         self._applier = Applier(environment, directory, self.lanes, self._prepared)
         self._begin()
         return opened
@@ -157,7 +155,7 @@ class DirectoryStore(Resource):
         self._watermark.check()
         if self._watermark.is_crossed != self._full:
             self._full = self._watermark.is_crossed
-            self._events.disk_space(self._full)
+            self._events.post(DiskSpace(self._full))
             if self._full:
                 self._look_again()
 
@@ -266,7 +264,8 @@ class DirectoryStore(Resource):
             log.remove_files([layout.join(self.directory, name) for name in names])
 
     def _replaced(self, paths: Sequence[str]) -> None:
-        self._events.replaced_files([(name_of(self.directory, path), self._size(path)) for path in paths])
+        files = [(name_of(self.directory, path), self._size(path)) for path in paths]
+        self._events.post(ReplacedFiles(tuple(files)))
 
     def _size(self, path: str) -> int:
         with contextlib.suppress(OSError), contextlib.closing(self._disk.open(path)) as file:
@@ -285,10 +284,6 @@ class DirectoryStore(Resource):
         jump = random_jump(self._environment.randomness) if effect.forced else 0
         topics = tuple([topic.entry for topic in log.all_topics()])
         return b"".join(encode_operations(epoch_operations(log.manifest._replace(topics=topics), log.numbers(), jump)))
-
-    def append_swap(self, result: RewriteFinished) -> None:
-        """See `PairStore`."""
-        self.on_swap(result)
 
     def update_prepared(self) -> None:
         """The engine has changed by itself what is prepared."""
