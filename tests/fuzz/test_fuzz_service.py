@@ -24,8 +24,7 @@ from txnbuffer.model import Outcome
 from txnbuffer.rpc.admin_encoding import ADMIN_PATH
 from txnbuffer.rpc.session_encoding import SESSION, decode_client_frame
 from txnbuffer.rpc.streams_encoding import STREAMS, decode_stream_client_frame
-from txnbuffer.service.servers.admin import METHODS
-from txnbuffer.service.standby.replication import Replication
+from txnbuffer.service.door.needs import ADMIN_REQUESTS
 
 ROUNDS = 40
 PATHS = {
@@ -121,7 +120,7 @@ async def test_streams_in_any_state(path: str) -> None:
 async def test_requests_of_any_bytes() -> None:
     choose = random.Random(1)
     paths = [
-        *(f"{ADMIN_PATH}/{name}" for name in (*METHODS, *Replication().methods())),
+        *(f"{ADMIN_PATH}/{name}" for name in ADMIN_REQUESTS),
         *(f"/{SERVICE}/{name}" for name in LOG_METHODS),
     ]
     seeds = [*TARGETS["admin-request"].seeds(), *TARGETS["log-request"].seeds()]

@@ -102,8 +102,8 @@ def _check_options(log: LogAddress, topic: str | None, policy: str | None, no_po
 
 def parse_policy(text: str) -> dict[str, float]:
     """The values of `--policy`, by name. Raises InvalidRequest."""
+    from txnbuffer.service.door.needs import POLICY_KEYS
     from txnbuffer.service.engine.compaction import check_policy
-    from txnbuffer.service.servers.admin import POLICY_KEYS
 
     values: dict[str, float] = {}
     for item in text.split(","):

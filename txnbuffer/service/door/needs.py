@@ -111,12 +111,13 @@ def allowed(permissions: Permissions, frame: ClientFrame) -> tuple[ClientFrame, 
 class AdminRequest(NamedTuple):
     """A request of the admin service, which `method` of `ServiceAdmin` answers; empty: the pair answers it.
 
-    It needs one of `ways`, each a list of needs with keys of the request. `rows`: the answer is a list, of which the
-    caller sees the rows that one of these needs allows, with keys of a row.
+    It needs one of `ways`, each a list of needs with keys of the request. `keys`: all that it may have. `rows`: the
+    answer is a list, of which the caller sees the rows that one of these needs allows, with keys of a row.
     """
 
     method: str
     ways: tuple[tuple[Need, ...], ...]
+    keys: tuple[str, ...] = ()
     rows: tuple[Need, ...] = ()
 
 
@@ -129,25 +130,28 @@ _OPERATE_GROUP = (Action.OPERATE, ResourceKind.GROUP, "group")
 _JOIN_GROUP = (Action.JOIN, ResourceKind.GROUP, "group")
 _OF_CURSOR = ((_OPERATE_TOPIC,), (_READ_TOPIC, (Action.JOIN, ResourceKind.GROUP, "cursor")))
 
+POLICY_KEYS = ("dirty_ratio", "least_lag", "most_lag", "grace")
+"""The parts of a compaction policy, in the order of `CompactionPolicy`."""
+
 ADMIN_REQUESTS: Mapping[str, AdminRequest] = {
     "Status": AdminRequest("status", (_OBSERVE,)),
-    "List": AdminRequest("list_topics", (_OBSERVE,), (_READ_TOPIC, _OPERATE_TOPIC)),
-    "Describe": AdminRequest("describe", ((_READ_TOPIC,), (_OPERATE_TOPIC,))),
-    "FindHanging": AdminRequest("find_hanging", _OPERATE_ALL),
-    "Abort": AdminRequest("abort", _OPERATE_ALL),
-    "Groups": AdminRequest("groups", (_OBSERVE,), (_JOIN_GROUP, _OPERATE_GROUP)),
-    "ForgetGroup": AdminRequest("forget_group", ((_OPERATE_GROUP,),)),
+    "List": AdminRequest("list_topics", (_OBSERVE,), rows=(_READ_TOPIC, _OPERATE_TOPIC)),
+    "Describe": AdminRequest("describe", ((_READ_TOPIC,), (_OPERATE_TOPIC,)), ("topic",)),
+    "FindHanging": AdminRequest("find_hanging", _OPERATE_ALL, ("seconds",)),
+    "Abort": AdminRequest("abort", _OPERATE_ALL, ("txn",)),
+    "Groups": AdminRequest("groups", (_OBSERVE,), ("group",), (_JOIN_GROUP, _OPERATE_GROUP)),
+    "ForgetGroup": AdminRequest("forget_group", ((_OPERATE_GROUP,),), ("group", "topic")),
     "Sessions": AdminRequest("sessions", _OPERATE_ALL),
     "Streams": AdminRequest("streams", _OPERATE_ALL),
-    "Cursors": AdminRequest("cursors", (_OBSERVE,), (_READ_TOPIC, _OPERATE_TOPIC)),
-    "AddCursor": AdminRequest("add_cursor", _OF_CURSOR),
-    "AdvanceCursor": AdminRequest("advance_cursor", _OF_CURSOR),
-    "RemoveCursor": AdminRequest("remove_cursor", _OF_CURSOR),
-    "DeleteTopic": AdminRequest("delete_topic", ((_OPERATE_TOPIC,),)),
-    "Compact": AdminRequest("compact", ((_OPERATE_TOPIC,),)),
-    "Compactions": AdminRequest("compactions", (_OBSERVE,), (_OPERATE_TOPIC,)),
-    "SetCompaction": AdminRequest("set_compaction", ((_OPERATE_TOPIC,),)),
-    "BackUp": AdminRequest("back_up", _OPERATE_ALL),
+    "Cursors": AdminRequest("cursors", (_OBSERVE,), rows=(_READ_TOPIC, _OPERATE_TOPIC)),
+    "AddCursor": AdminRequest("add_cursor", _OF_CURSOR, ("topic", "cursor", "at")),
+    "AdvanceCursor": AdminRequest("advance_cursor", _OF_CURSOR, ("topic", "cursor", "at")),
+    "RemoveCursor": AdminRequest("remove_cursor", _OF_CURSOR, ("topic", "cursor")),
+    "DeleteTopic": AdminRequest("delete_topic", ((_OPERATE_TOPIC,),), ("topic",)),
+    "Compact": AdminRequest("compact", ((_OPERATE_TOPIC,),), ("topic",)),
+    "Compactions": AdminRequest("compactions", (_OBSERVE,), ("topic",), (_OPERATE_TOPIC,)),
+    "SetCompaction": AdminRequest("set_compaction", ((_OPERATE_TOPIC,),), ("topic", *POLICY_KEYS)),
+    "BackUp": AdminRequest("back_up", _OPERATE_ALL, ("path",)),
     "Backups": AdminRequest("backups", _OPERATE_ALL),
     "Replication": AdminRequest("", (_OBSERVE,)),
     "SwitchOver": AdminRequest("", _OPERATE_ALL),

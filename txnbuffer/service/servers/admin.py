@@ -25,7 +25,7 @@ from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.follow import held_back
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.service.door.needs import ADMIN_REQUESTS
+from txnbuffer.service.door.needs import ADMIN_REQUESTS, POLICY_KEYS, AdminRequest
 from txnbuffer.service.engine.compaction import CompactionRun, CompactionScheduler, check_policy
 from txnbuffer.service.engine.deletion import delete_topic
 from txnbuffer.service.engine.engine import Engine
@@ -71,9 +71,6 @@ def with_lag(broker: Broker, rows: list[Answer], known: dict[str, NumberedLog], 
                 log = NumberedLog.load(broker, topic)
             row["lag"] = records_after(broker, topic, position, log)
     return rows
-
-
-POLICY_KEYS = ("dirty_ratio", "least_lag", "most_lag", "grace")
 
 
 def compaction_row(compaction: CompactionScheduler, topic: str) -> Answer:
@@ -140,21 +137,22 @@ def _policy(policy: CompactionPolicy | None) -> Answer | None:
     return dict(zip(POLICY_KEYS, (ratio, *(ms / 1000 for ms in times)), strict=True))
 
 
-METHODS = {name: request.method for name, request in ADMIN_REQUESTS.items() if request.method}
-"""The requests by name, and the methods of `ServiceAdmin` that answer them."""
-
-
 class ServiceAdmin:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def methods(self) -> dict[str, Callable[[dict[str, Any]], Awaitable[Any]]]:
         """The methods by name; each takes a request and returns an answer, or raises an `Error`."""
-        return {name: getattr(self, method) for name, method in METHODS.items()}
+        return {name: partial(self._answer, request) for name, request in ADMIN_REQUESTS.items() if request.method}
+
+    async def _answer(self, asked: AdminRequest, request: dict[str, Any]) -> Any:
+        if strange := {*request} - {*asked.keys}:
+            known = ", ".join(asked.keys) or "none"
+            raise InvalidRequest(f"unknown keys in the request: {', '.join(sorted(strange))}; known are {known}")
+        return await getattr(self, asked.method)(request)
 
     async def status(self, request: dict[str, Any]) -> Answer:
         """The service as a whole."""
-        _check_keys(request)
         engine = self._engine
         return {
             "shard": engine.coordinator.shard,
@@ -177,14 +175,12 @@ class ServiceAdmin:
 
     async def list_topics(self, request: dict[str, Any]) -> list[Answer]:
         """All topics that the service has open, sorted by name."""
-        _check_keys(request)
         topics = [topic for _, topic in sorted(self._engine.topics.by_name.items())]
         held = await self._all_held_back(topics)
         return [row | {"held_back": held.get(row["topic"])} for row in await self._summaries(topics)]
 
     async def describe(self, request: dict[str, Any]) -> Answer:
         """The topic `topic`, and what its readers wait for."""
-        _check_keys(request, "topic")
         topic = self._topic(request.get("topic"))
         (summary,) = await self._summaries([topic])
         held = await self._held_back(topic)
@@ -208,7 +204,6 @@ class ServiceAdmin:
 
     async def find_hanging(self, request: dict[str, Any]) -> list[Answer]:
         """Open transactions that wrote their first record more than `seconds` ago, the oldest first."""
-        _check_keys(request, "seconds")
         least = _seconds(request.get("seconds", 0))
         found: dict[TxnId, Answer] = {}
         for topic in self._engine.topics.by_name.values():
@@ -223,7 +218,6 @@ class ServiceAdmin:
 
     async def abort(self, request: dict[str, Any]) -> Answer:
         """Abort `txn`, whichever client has it open; the answer is its actual outcome."""
-        _check_keys(request, "txn")
         try:
             txn = TxnId.parse(str(request.get("txn")))
         except ValueError as error:
@@ -240,7 +234,6 @@ class ServiceAdmin:
 
         `held_back` is known for the topics of this service.
         """
-        _check_keys(request, "group")
         rows = group_rows(self._engine.coordinator, request.get("group"))
         topics = self._engine.topics
         found = {row["topic"]: topics.get(row["topic"]) for row in rows if row["topic"] is not None}
@@ -255,7 +248,6 @@ class ServiceAdmin:
 
     async def forget_group(self, request: dict[str, Any]) -> Answer:
         """Forget the positions of `group`, which must have no members, on `topic` or on all topics."""
-        _check_keys(request, "group", "topic")
         group, topic, engine = check_name(request.get("group"), "a group"), request.get("topic"), self._engine
         check_owned(engine.topics.shard, "group", group)
         where = None if topic is None else _topic(request)
@@ -266,7 +258,6 @@ class ServiceAdmin:
 
     async def sessions(self, request: dict[str, Any]) -> list[Answer]:
         """All sessions, connected or not."""
-        _check_keys(request)
         return [
             {"session": session.name, "client": self._client(session), "ids": session.outstanding}
             for session in self._engine.coordinator.sessions()
@@ -274,7 +265,6 @@ class ServiceAdmin:
 
     async def streams(self, request: dict[str, Any]) -> Answer:
         """Change streams: connections with their streams, and for each topic its manager with its cursors."""
-        _check_keys(request)
         streams = self._engine.streams
         now = streams.now()
         connections = []
@@ -300,45 +290,38 @@ class ServiceAdmin:
 
     async def cursors(self, request: dict[str, Any]) -> list[Answer]:
         """Durable cursors: their seqnos and the ledgers that they need."""
-        _check_keys(request)
         return self._engine.cursors.rows()
 
     async def add_cursor(self, request: dict[str, Any]) -> Answer:
         """Create a durable cursor `cursor` of `topic` at `at`: "beginning", "now", a seqno or a resume token."""
-        _check_keys(request, "topic", "cursor", "at")
         topic, name, at = _topic(request), request.get("cursor"), request.get("at", "beginning")
         at = at if at in ("beginning", "now") else _cursor_position(at)
         return {"topic": topic, "cursor": name, "seqno": await self._engine.cursors.add(topic, name, at)}
 
     async def advance_cursor(self, request: dict[str, Any]) -> Answer:
         """Move a durable cursor to `at`, a seqno or a resume token."""
-        _check_keys(request, "topic", "cursor", "at")
         topic, name, at = _topic(request), request.get("cursor"), _cursor_position(request.get("at"))
         return {"topic": topic, "cursor": name, "seqno": await self._engine.cursors.advance(topic, name, at)}
 
     async def remove_cursor(self, request: dict[str, Any]) -> Answer:
         """Remove a durable cursor."""
-        _check_keys(request, "topic", "cursor")
         topic, name = _topic(request), request.get("cursor")
         await self._engine.cursors.remove(topic, name)
         return {"topic": topic, "cursor": name}
 
     async def delete_topic(self, request: dict[str, Any]) -> Answer:
         """Delete `topic` with all its records, unless something uses it."""
-        _check_keys(request, "topic")
         name = _topic(request)
         await delete_topic(self._engine, name)
         return {"topic": name}
 
     async def compact(self, request: dict[str, Any]) -> Answer:
         """Compact `topic` soon; the answer has the number of the run."""
-        _check_keys(request, "topic")
         run = await self._engine.compaction.request(_topic(request))
         return {"topic": run.topic, "run": run.number}
 
     async def compactions(self, request: dict[str, Any]) -> list[Answer]:
         """Compaction of `topic`, or of all topics that have a policy or were compacted."""
-        _check_keys(request, "topic")
         compaction = self._engine.compaction
         if "topic" in request:
             return [await asyncio.to_thread(compaction_row, compaction, _topic(request))]
@@ -350,14 +333,12 @@ class ServiceAdmin:
 
     async def set_compaction(self, request: dict[str, Any]) -> Answer:
         """Set the policy of `topic`; remove it if no value is given."""
-        _check_keys(request, "topic", *POLICY_KEYS)
         topic, policy = _topic(request), check_policy(**{name: request.get(name) for name in POLICY_KEYS})
         await self._engine.compaction.set_policy(topic, policy)
         return {"topic": topic, "policy": _policy(policy)}
 
     async def back_up(self, request: dict[str, Any]) -> Answer:
         """Begin to write a backup to the file `path` of this machine; the answer has the number of the run."""
-        _check_keys(request, "path")
         path = request.get("path")
         if not isinstance(path, str):
             raise InvalidRequest(f"{path!r} is not a path: give text")
@@ -366,7 +347,6 @@ class ServiceAdmin:
 
     async def backups(self, request: dict[str, Any]) -> list[Answer]:
         """The newest backup since the start of the service, if there is one."""
-        _check_keys(request)
         run = self._engine.backups.run
         return [] if run is None else [_backup(run)]
 
@@ -492,14 +472,6 @@ def _state(transaction: TransactionState | None) -> str:
     if transaction.state is State.OPEN:
         return "open" if transaction.plan is None else "its records are being counted"
     return transaction.state.name.lower()
-
-
-def _check_keys(request: dict[str, Any], *keys: str) -> None:
-    strange = set(request) - set(keys)
-    if strange:
-        raise InvalidRequest(
-            f"unknown keys in the request: {', '.join(sorted(strange))}; known are {', '.join(keys) or 'none'}"
-        )
 
 
 def _seconds(value: Any) -> float:

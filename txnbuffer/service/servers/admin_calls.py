@@ -10,9 +10,9 @@ from typing import Any
 from broker_io.waits import long_waits
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.service.door.access import Permissions
-from txnbuffer.service.door.needs import check_admin, visible
+from txnbuffer.service.door.needs import ADMIN_REQUESTS, check_admin, visible
 from txnbuffer.service.engine.engine import Engine
-from txnbuffer.service.servers.admin import METHODS, ServiceAdmin
+from txnbuffer.service.servers.admin import ServiceAdmin
 
 ANSWER = 10.0
 """Seconds within which requests that query the cluster are answered."""
@@ -31,7 +31,7 @@ class AdminCalls:
 
     def __init__(self, always: Mapping[str, Method] = NO_METHODS) -> None:
         self.waits_for = "the service is starting"
-        self.names = frozenset((*METHODS, *always))
+        self.names = frozenset(name for name, asked in ADMIN_REQUESTS.items() if asked.method or name in always)
         self._always = always
         self._methods = {**always}
         self._engine: Engine | None = None

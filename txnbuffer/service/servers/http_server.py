@@ -72,103 +72,151 @@ def metrics(
     pair: Mapping[str, Any] = NO_PAIR,
     access: Access | None = None,
     scrub: Scrub | None = None,
-) -> Iterator[Metric]:
+) -> list[Metric]:
     """All current metrics; a process without an engine has only the first ones. `pair`: facts of its pair, if any."""
-    yield Metric("serving", "1 while this process owns the logs.", engine is not None)
-    waits = long_waits()
-    yield Metric("waits", "Waits for the cluster or another service that have lasted at least 3 s.", len(waits))
-    longest = max((wait.seconds for wait in waits), default=0.0)
-    yield Metric("longest_wait_seconds", "Seconds since the longest of these waits began.", longest)
-    yield from _of_access(access)
-    yield from _of_standby(lag)
-    yield from _of_pair(pair)
-    yield from _of_files(engine, scrub if engine is None else engine.verification.scrub)
-    if engine is None:
-        return
-    manager = engine.topics.manager
-    yield Metric("takeover_topics_warm", "Topics that were warm at the takeover.", manager.warm)
-    discarded = "Warm topics that the takeover could not trust, and recovered from the log."
-    yield Metric("takeover_topics_discarded", discarded, manager.discarded)
-    transactions = list(engine.coordinator.transactions())
-    open_ones = sum(transaction.state is State.OPEN for transaction in transactions)
-    followed_topics = [topic.followed for topic in engine.topics.by_name.values() if topic.followed is not None]
-    coordinator, requests = engine.coordinator, engine.requests
-    stopped = sum(topic.stopped for topic in engine.topics.by_name.values())
-    yield Metric("epoch", "Epoch of this owner.", coordinator.epoch)
-    yield Metric("shard", "Number of the shard that this process owns.", coordinator.shard)
-    yield Metric("ready", "1 once the predecessor's transactions are taken over.", coordinator.ready)
-    yield Metric("draining", "1 while the service drains and rejects new sessions.", requests.draining)
-    yield Metric("connections", "Connected clients.", len(engine.connections))
-    yield Metric("topics", "Topics open for writing.", len(engine.topics.by_name))
-    yield Metric("topics_with_transactions", "Topics that have a transaction buffer.", len(followed_topics))
-    yield Metric("topics_stopped", "Topics that stopped until an operator acts.", stopped)
-    waiting = sum(topic.obstacle is not None and not topic.stopped for topic in engine.topics.by_name.values())
-    yield Metric("topics_retrying", "Topics with a temporary error, which are retried.", waiting)
-    endangered = len(engine.policy_checks.dangers)
-    yield Metric("topics_endangered", "Topics with a policy that may drop messages or block writes.", endangered)
-    yield Metric("transactions_open", "Open transactions.", open_ones)
-    unsettled = "Transactions that are open, or whose outcome or markers are not durable yet."
-    yield Metric("transactions_unsettled", unsettled, len(transactions))
-    yield Metric("low_water_mark", "All transactions up to this id have ended.", coordinator.low_water_mark)
-    ongoing = sum(len(followed.buffer.ongoing) for followed in followed_topics)
-    yield Metric("ongoing", "Transactions with undecided records, counted per topic.", ongoing)
-    yield from _of_held_back(engine)
-    aborts = sum(len(followed.buffer.aborted) for followed in followed_topics)
-    yield Metric("aborts", "Aborted transactions in the buffers, counted per topic.", aborts)
-    yield Metric("unsettled_bytes", "Bytes of client records that are not durable yet.", requests.unsettled_bytes)
-    yield Metric("waiting_bytes", "Bytes queued for appending to the log.", engine.appends.waiting_bytes)
-    yield from _of_work(engine)
-    yield from _of_limits(engine)
-    yield from _of_compaction(engine)
-    yield from _of_groups(engine)
-    yield from _of_streams(engine)
+    waits = [wait.seconds for wait in long_waits()]
+    found = [
+        Metric("serving", "1 while this process owns the logs.", engine is not None),
+        Metric("waits", "Waits for the cluster or another service that have lasted at least 3 s.", len(waits)),
+        Metric("longest_wait_seconds", "Seconds since the longest of these waits began.", max(waits, default=0.0)),
+        *_of_access(access),
+        *_of_standby(lag),
+        *_of_pair(pair),
+        *_of_files(engine, scrub if engine is None else engine.verification.scrub),
+    ]
+    if engine is not None:
+        for part in (_of_engine, _of_transactions, _of_work, _of_limits, _of_compaction, _of_groups, _of_streams):
+            found += part(engine)
+    return found
 
 
-def _of_held_back(engine: Engine) -> Iterator[Metric]:
-    since = [topic.blocked_since for topic in engine.topics.by_name.values() if topic.blocked_by is not None]
-    held = "Topics whose readers an open transaction holds back."
-    yield Metric("held_back_topics", held, len(since))
-    longest = "Seconds for which one open transaction has held back the readers of a topic, of all topics the most."
-    yield Metric("held_back_seconds", longest, max((engine.now() - one for one in since), default=0.0))
+def _of_engine(engine: Engine) -> Iterable[Metric]:
+    manager, coordinator, topics = engine.topics.manager, engine.coordinator, engine.topics.by_name.values()
+    return [
+        Metric("takeover_topics_warm", "Topics that were warm at the takeover.", manager.warm),
+        Metric(
+            "takeover_topics_discarded",
+            "Warm topics that the takeover could not trust, and recovered from the log.",
+            manager.discarded,
+        ),
+        Metric("epoch", "Epoch of this owner.", coordinator.epoch),
+        Metric("shard", "Number of the shard that this process owns.", coordinator.shard),
+        Metric("ready", "1 once the predecessor's transactions are taken over.", coordinator.ready),
+        Metric("draining", "1 while the service drains and rejects new sessions.", engine.requests.draining),
+        Metric("connections", "Connected clients.", len(engine.connections)),
+        Metric("topics", "Topics open for writing.", len(topics)),
+        Metric(
+            "topics_with_transactions",
+            "Topics that have a transaction buffer.",
+            sum(topic.followed is not None for topic in topics),
+        ),
+        Metric(
+            "topics_stopped",
+            "Topics that stopped until an operator acts.",
+            sum(topic.stopped for topic in topics),
+        ),
+        Metric(
+            "topics_retrying",
+            "Topics with a temporary error, which are retried.",
+            sum(topic.obstacle is not None and not topic.stopped for topic in topics),
+        ),
+        Metric(
+            "topics_endangered",
+            "Topics with a policy that may drop messages or block writes.",
+            len(engine.policy_checks.dangers),
+        ),
+    ]
 
 
-def _of_work(engine: Engine) -> Iterator[Metric]:
-    effects, requests = engine.effects, engine.requests
-    yield Metric("records", "Client records appended.", requests.records, "counter")
-    yield Metric("ends_committed", "Commits applied, counted per topic.", effects.committed, "counter")
-    yield Metric("ends_aborted", "Aborts applied, counted per topic.", effects.aborted, "counter")
-    yield Metric("suppressed_records", "Late and duplicate records.", effects.suppressed, "counter")
-    yield Metric(
-        "damaged_commits", "Commits whose number of records differs from the declared one.", effects.damaged, "counter"
-    )
-    yield Metric("snapshots", "Buffer snapshots written.", engine.snapshots.written, "counter")
-    yield Metric("trimmed_ledgers", "Ledgers dropped by retention.", engine.retention.trimmed, "counter")
-    shards = engine.effects.shard_messages
-    yield Metric("letters_sent", "Inter-shard messages written to other shards.", shards.sent, "counter")
-    yield Metric("letters_received", "Inter-shard messages read from other shards.", shards.received, "counter")
+def _of_transactions(engine: Engine) -> Iterable[Metric]:
+    transactions, topics = [*engine.coordinator.transactions()], engine.topics.by_name.values()
+    buffers = [topic.followed.buffer for topic in topics if topic.followed is not None]
+    held_back = [engine.now() - topic.blocked_since for topic in topics if topic.blocked_by is not None]
+    return [
+        Metric(
+            "transactions_open",
+            "Open transactions.",
+            sum(transaction.state is State.OPEN for transaction in transactions),
+        ),
+        Metric(
+            "transactions_unsettled",
+            "Transactions that are open, or whose outcome or markers are not durable yet.",
+            len(transactions),
+        ),
+        Metric("low_water_mark", "All transactions up to this id have ended.", engine.coordinator.low_water_mark),
+        Metric(
+            "ongoing",
+            "Transactions with undecided records, counted per topic.",
+            sum(len(buffer.ongoing) for buffer in buffers),
+        ),
+        Metric("held_back_topics", "Topics whose readers an open transaction holds back.", len(held_back)),
+        Metric(
+            "held_back_seconds",
+            "Seconds for which one open transaction has held back the readers of a topic, of all topics the most.",
+            max(held_back, default=0.0),
+        ),
+        Metric(
+            "aborts",
+            "Aborted transactions in the buffers, counted per topic.",
+            sum(len(buffer.aborted) for buffer in buffers),
+        ),
+        Metric("unsettled_bytes", "Bytes of client records that are not durable yet.", engine.requests.unsettled_bytes),
+        Metric("waiting_bytes", "Bytes queued for appending to the log.", engine.appends.waiting_bytes),
+    ]
 
 
-def _of_access(access: Access | None) -> Iterator[Metric]:
+def _of_work(engine: Engine) -> Iterable[Metric]:
+    effects, shards = engine.effects, engine.effects.shard_messages
+    return [
+        Metric("records", "Client records appended.", engine.requests.records, "counter"),
+        Metric("ends_committed", "Commits applied, counted per topic.", effects.committed, "counter"),
+        Metric("ends_aborted", "Aborts applied, counted per topic.", effects.aborted, "counter"),
+        Metric("suppressed_records", "Late and duplicate records.", effects.suppressed, "counter"),
+        Metric(
+            "damaged_commits",
+            "Commits whose number of records differs from the declared one.",
+            effects.damaged,
+            "counter",
+        ),
+        Metric("snapshots", "Buffer snapshots written.", engine.snapshots.written, "counter"),
+        Metric("trimmed_ledgers", "Ledgers dropped by retention.", engine.retention.trimmed, "counter"),
+        Metric("letters_sent", "Inter-shard messages written to other shards.", shards.sent, "counter"),
+        Metric("letters_received", "Inter-shard messages read from other shards.", shards.received, "counter"),
+    ]
+
+
+def _of_access(access: Access | None) -> Iterable[Metric]:
     if access is None:
-        return
-    yield Metric("insecure", "1 if other machines reach the service without protection.", access.insecure)
+        return []
     problems = "Changed files of policy, tokens, keys and certificates that can't be used."
-    yield Metric("access_problems", problems, len(access.problems))
     denied = "Requests denied, by the name of the error."
-    for error in sorted({*access.denied, *DENIALS}):
-        yield Metric("denied", denied, access.denied[error], "counter", (("error", error),))
+    return [
+        Metric("insecure", "1 if other machines reach the service without protection.", access.insecure),
+        Metric("access_problems", problems, len(access.problems)),
+        *[
+            Metric("denied", denied, access.denied[error], "counter", (("error", error),))
+            for error in sorted({*access.denied, *DENIALS})
+        ],
+    ]
 
 
-def _of_standby(lag: StandbyLag) -> Iterator[Metric]:
-    yield Metric("standby_topics", "Topics of the shard of a standby.", lag.topics)
-    yield Metric("standby_topics_warm", "Topics that a standby keeps warm.", lag.warm)
-    yield Metric("standby_topics_failing", "Warm topics that a standby can't read just now.", lag.failing)
-    yield Metric("standby_topics_no_room", "Topics that a standby has no memory for.", lag.no_room)
-    yield Metric("standby_bytes", "Approximate memory of the topics that a standby keeps warm.", lag.bytes)
-    restarted = "Topics that a standby could not follow any further, and restored again."
-    yield Metric("standby_restarts", restarted, lag.restarted, "counter")
+def _of_standby(lag: StandbyLag) -> Iterable[Metric]:
+    return [
+        Metric("standby_topics", "Topics of the shard of a standby.", lag.topics),
+        Metric("standby_topics_warm", "Topics that a standby keeps warm.", lag.warm),
+        Metric("standby_topics_failing", "Warm topics that a standby can't read just now.", lag.failing),
+        Metric("standby_topics_no_room", "Topics that a standby has no memory for.", lag.no_room),
+        Metric("standby_bytes", "Approximate memory of the topics that a standby keeps warm.", lag.bytes),
+        Metric(
+            "standby_restarts",
+            "Topics that a standby could not follow any further, and restored again.",
+            lag.restarted,
+            "counter",
+        ),
+    ]
 
 
+DAMAGED = "Topics with a damaged log."
 DENIALS = (NotAuthorized.__name__, Unauthenticated.__name__)
 """Errors whose count is always shown."""
 PAIR_GAUGES = {
@@ -193,37 +241,33 @@ PAIR_COUNTERS = {
 }
 
 
-def _of_pair(pair: Mapping[str, Any]) -> Iterator[Metric]:
+def _of_pair(pair: Mapping[str, Any]) -> Iterable[Metric]:
     if not pair:
-        return
-    yield Metric("pair_live", "1 while this machine is the live one of its pair.", pair["role"] in LIVE_ROLES)
-    yield Metric("pair_in_sync", "Machines that have every acknowledged record, 1 or 2.", len(pair["in_sync"]))
-    for fact, (name, text) in PAIR_GAUGES.items():
-        yield Metric(name, text, pair[fact])
-    for fact, (name, text) in PAIR_COUNTERS.items():
-        yield Metric(name, text, pair[fact], "counter")
+        return []
+    return [
+        Metric("pair_live", "1 while this machine is the live one of its pair.", pair["role"] in LIVE_ROLES),
+        Metric("pair_in_sync", "Machines that have every acknowledged record, 1 or 2.", len(pair["in_sync"])),
+        *[Metric(name, text, pair[fact]) for fact, (name, text) in PAIR_GAUGES.items()],
+        *[Metric(name, text, pair[fact], "counter") for fact, (name, text) in PAIR_COUNTERS.items()],
+    ]
 
 
-def _of_files(engine: Engine | None, scrub: Scrub | None) -> Iterator[Metric]:
+def _of_files(engine: Engine | None, scrub: Scrub | None) -> Iterable[Metric]:
     """What is known of the stored files of an embedded log."""
     if scrub is None or scrub.broker is None:
-        if engine is not None:
-            yield Metric("topics_damaged", "Topics with a damaged log.", len(engine.verification.damages))
-        return
+        return [] if engine is None else [Metric("topics_damaged", DAMAGED, len(engine.verification.damages))]
     damaged = scrub.damaged if engine is None else engine.verification.damages
-    yield Metric("topics_damaged", "Topics with a damaged log.", len(damaged))
-    yield Metric("scrub_age_seconds", "Seconds since all stored data was verified last, or since the start.", scrub.age)
-    yield Metric("scrubs", "How often all stored data was verified.", scrub.passes, "counter")
-    yield Metric("files_repaired", "Damaged files that were repaired.", len(scrub.broker.repaired), "counter")
+    return [
+        Metric("topics_damaged", DAMAGED, len(damaged)),
+        Metric("scrub_age_seconds", "Seconds since all stored data was verified last, or since the start.", scrub.age),
+        Metric("scrubs", "How often all stored data was verified.", scrub.passes, "counter"),
+        Metric("files_repaired", "Damaged files that were repaired.", len(scrub.broker.repaired), "counter"),
+    ]
 
 
-def _of_limits(engine: Engine) -> Iterator[Metric]:
+def _of_limits(engine: Engine) -> Iterable[Metric]:
     """What limits refuse, and what one principal uses at most."""
-    quotas = engine.quotas
-    yield Metric("overloaded", "1 while work above fair shares is refused.", quotas.overloaded)
-    for limit, count in {OVERLOAD: 0, **quotas.refused}.items():
-        yield Metric("refused", "Requests that a limit has refused.", count, "counter", (("limit", limit),))
-    streams = Counter[str]()
+    quotas, streams = engine.quotas, Counter[str]()
     for connection in engine.streams.connections:
         streams[connection.permissions.principal] += connection.server.open_streams
     used = {
@@ -233,67 +277,107 @@ def _of_limits(engine: Engine) -> Iterator[Metric]:
         "streams": max(streams.values(), default=0),
         "topics_created": max((usage.topics_created for usage in quotas.usages), default=0),
     }
-    for limit, most in used.items():
-        text = "What the principal that uses most of a limit uses of it."
-        yield Metric("principal_used_max", text, most, "gauge", (("limit", f"limits.{limit}"),))
+    refused, most = "Requests that a limit has refused.", "What the principal that uses most of a limit uses of it."
+    return [
+        Metric("overloaded", "1 while work above fair shares is refused.", quotas.overloaded),
+        *[
+            Metric("refused", refused, count, "counter", (("limit", limit),))
+            for limit, count in {OVERLOAD: 0, **quotas.refused}.items()
+        ],
+        *[
+            Metric("principal_used_max", most, value, "gauge", (("limit", f"limits.{limit}"),))
+            for limit, value in used.items()
+        ],
+    ]
 
 
-def _of_compaction(engine: Engine) -> Iterator[Metric]:
+def _of_compaction(engine: Engine) -> Iterable[Metric]:
     compaction, totals = engine.compaction, engine.compaction.totals
-    yield Metric("compactions", "Compactions of data topics that succeeded.", totals.runs, "counter")
-    yield Metric("compaction_records_in", "Records before compactions.", totals.records_in, "counter")
-    yield Metric("compaction_records_out", "Records that compactions have kept.", totals.records_out, "counter")
-    yield Metric("compaction_bytes_in", "Bytes of ledgers before compactions.", totals.bytes_in, "counter")
-    yield Metric("compaction_bytes_out", "Bytes of ledgers after compactions.", totals.bytes_out, "counter")
-    yield Metric("compaction_seconds", "Seconds that compactions have taken.", totals.seconds, "counter")
-    last = "Time of the last compaction that succeeded, in seconds since 1970; 0 if there was none."
-    yield Metric("compaction_last_success_timestamp_seconds", last, totals.last_success)
-    dirty = "Highest dirty ratio of the topics with a policy."
-    yield Metric("compaction_dirty_ratio", dirty, compaction.dirty_ratio)
-    failing = "Topics whose last compaction failed."
-    yield Metric("compaction_failing", failing, len(compaction.failures()))
-    quarantined = "Topics that are compacted on request only, because a segment is damaged."
-    yield Metric("compaction_quarantined", quarantined, len(compaction.quarantined))
+    return [
+        Metric("compactions", "Compactions of data topics that succeeded.", totals.runs, "counter"),
+        Metric("compaction_records_in", "Records before compactions.", totals.records_in, "counter"),
+        Metric("compaction_records_out", "Records that compactions have kept.", totals.records_out, "counter"),
+        Metric("compaction_bytes_in", "Bytes of ledgers before compactions.", totals.bytes_in, "counter"),
+        Metric("compaction_bytes_out", "Bytes of ledgers after compactions.", totals.bytes_out, "counter"),
+        Metric("compaction_seconds", "Seconds that compactions have taken.", totals.seconds, "counter"),
+        Metric(
+            "compaction_last_success_timestamp_seconds",
+            "Time of the last compaction that succeeded, in seconds since 1970; 0 if there was none.",
+            totals.last_success,
+        ),
+        Metric("compaction_dirty_ratio", "Highest dirty ratio of the topics with a policy.", compaction.dirty_ratio),
+        Metric("compaction_failing", "Topics whose last compaction failed.", len(compaction.failures())),
+        Metric(
+            "compaction_quarantined",
+            "Topics that are compacted on request only, because a segment is damaged.",
+            len(compaction.quarantined),
+        ),
+    ]
 
 
-def _of_groups(engine: Engine) -> Iterator[Metric]:
+def _of_groups(engine: Engine) -> Iterable[Metric]:
     known = engine.coordinator.consumer_groups
     groups = [known.members(name) for name, _, _ in known.all_groups()]
-    yield Metric("groups", "Consumer groups.", len(groups))
-    yield Metric("group_members", "Members of all groups.", sum(len(group.by_name) for group in groups))
     spare = sum(len({*group.by_name} - {*group.holders.values()}) for group in groups)
-    yield Metric("group_members_spare", "Members without a partition.", spare)
+    return [
+        Metric("groups", "Consumer groups.", len(groups)),
+        Metric("group_members", "Members of all groups.", sum(len(group.by_name) for group in groups)),
+        Metric("group_members_spare", "Members without a partition.", spare),
+    ]
 
 
-def _of_streams(engine: Engine) -> Iterator[Metric]:
+def _of_streams(engine: Engine) -> Iterable[Metric]:
     """Sums over all streams of the values that `txnbuf streams` shows."""
     streams, now = engine.streams, engine.streams.now()
     connections = [connection.server.statistics(now) for connection in streams.connections]
     open_ones = [stream for connection in connections for stream in connection.streams]
     managers = [feed.manager.statistics() for feed in streams.feeds.values()]
-    remaining = sum(stream.items_remaining for stream in open_ones)
-    backfilling = sum(stream.state == "backfilling" for stream in open_ones)
-    dropped = sum(manager.cursors_dropped for manager in managers)
-    yield Metric("stream_connections", "Connections of change streams.", len(connections))
-    yield Metric("streams", "Open change streams.", len(open_ones))
-    yield Metric("streams_backfilling", "Change streams that read older mutations from the log.", backfilling)
-    yield Metric("streams_items_remaining", "Mutations that open streams have not sent yet.", remaining)
-    yield Metric("streams_topics", "Topics with a mutation manager.", len(managers))
-    yield Metric("streams_memory_bytes", "Memory of all mutation managers.", streams.budget.account.bytes)
-    yield Metric("streams_cursors_dropped", "Cursors dropped from memory to free it.", dropped)
-    durable, given_up = len(engine.cursors.rows()), engine.cursors.dropped
-    yield Metric("streams_durable_cursors", "Durable cursors of all topics.", durable)
-    why = "Durable cursors dropped because they kept too much data."
-    yield Metric("streams_durable_cursors_dropped", why, given_up, "counter")
-    unacked = sum(connection.unacked_bytes for connection in connections)
-    replaced = sum(manager.deduplicated for manager in managers)
-    reading = streams.backfills.active
-    waiting = streams.backfills.pending + len(streams.budget.backfill_memory.waiting)
-    yield Metric("streams_unacked_bytes", "Bytes of sent mutations that readers have not acknowledged.", unacked)
-    yield Metric("streams_deduplicated", "Mutations left out because a newer one has the same key.", replaced)
-    yield Metric("streams_reads_active", "Reads of the log in progress.", reading)
-    yield Metric("streams_reads_pending", "Reads of the log that wait for a free reader or a turn.", waiting)
-    yield Metric("streams_backfilled", "Mutations read from the log.", streams.backfills.items, "counter")
+    reads, waiting = streams.backfills, len(streams.budget.backfill_memory.waiting)
+    return [
+        Metric("stream_connections", "Connections of change streams.", len(connections)),
+        Metric("streams", "Open change streams.", len(open_ones)),
+        Metric(
+            "streams_backfilling",
+            "Change streams that read older mutations from the log.",
+            sum(stream.state == "backfilling" for stream in open_ones),
+        ),
+        Metric(
+            "streams_items_remaining",
+            "Mutations that open streams have not sent yet.",
+            sum(stream.items_remaining for stream in open_ones),
+        ),
+        Metric("streams_topics", "Topics with a mutation manager.", len(managers)),
+        Metric("streams_memory_bytes", "Memory of all mutation managers.", streams.budget.account.bytes),
+        Metric(
+            "streams_cursors_dropped",
+            "Cursors dropped from memory to free it.",
+            sum(manager.cursors_dropped for manager in managers),
+        ),
+        Metric("streams_durable_cursors", "Durable cursors of all topics.", len(engine.cursors.rows())),
+        Metric(
+            "streams_durable_cursors_dropped",
+            "Durable cursors dropped because they kept too much data.",
+            engine.cursors.dropped,
+            "counter",
+        ),
+        Metric(
+            "streams_unacked_bytes",
+            "Bytes of sent mutations that readers have not acknowledged.",
+            sum(connection.unacked_bytes for connection in connections),
+        ),
+        Metric(
+            "streams_deduplicated",
+            "Mutations left out because a newer one has the same key.",
+            sum(manager.deduplicated for manager in managers),
+        ),
+        Metric("streams_reads_active", "Reads of the log in progress.", reads.active),
+        Metric(
+            "streams_reads_pending",
+            "Reads of the log that wait for a free reader or a turn.",
+            reads.pending + waiting,
+        ),
+        Metric("streams_backfilled", "Mutations read from the log.", reads.items, "counter"),
+    ]
 
 
 def exposition(found: Iterable[Metric]) -> bytes:
