@@ -17,6 +17,9 @@ Rules of every backend:
   above the end is no error: the reader waits for the first message there or later. A reader of an embedded log that has
   passed messages which the log lacks, because an older copy of it was restored or a forced promotion has cut it, raises
   `LogRestored`.
+- A reader repairs itself: once it was read for `READ_SECONDS` it has returned what a new reader would return, or has
+  raised. So nobody opens another one because it returns nothing. As a new one would, it may return nothing while the
+  storage is away or holds messages back: who knows that the next message exists gives up after that time (`existing`).
 - Compaction keeps at least the newest message of each key, at its own position, unless that is a delete. A backend
   may keep more, so readers of a compacted topic build a map of their own. Messages without a key are dropped.
 - `compact` ignores transactions, so it only accepts topics whose names begin with `__txnbuffer`. `broker_io.compaction`
@@ -43,6 +46,7 @@ from broker_io.errors import (
     InvalidTopicName,
     MessageTooLarge,
     NotSupported,
+    ServiceUnavailable,
     TopicNotFound,
 )
 from broker_io.partitions import Hashing
@@ -203,6 +207,20 @@ class Reader(Resource, Protocol):
         """
 
 
+READ_SECONDS = 30.0
+"""Seconds of reading within which a reader returns the next message that a new reader would return."""
+
+
+def existing(placed: PlacedBatch | None, topic: str, after: Position, seconds: float = READ_SECONDS) -> PlacedBatch:
+    """What a reader returned in some seconds, where the next message exists. Raises ServiceUnavailable for None."""
+    if placed is None:
+        raise ServiceUnavailable(
+            f"topic {topic!r} has more messages, but nothing came after {after} within {seconds:g} s: check "
+            "the broker, and try again"
+        )
+    return placed
+
+
 @runtime_checkable
 class NotifyingReader(Protocol):
     """A reader with a callback for new messages, so that no thread has to wait for them."""
@@ -210,9 +228,9 @@ class NotifyingReader(Protocol):
     def notify_when_readable(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, in any thread, when `read` may return messages or fail; at once if it may now.
 
-        The callback must neither block nor read. It replaces a callback that was not called yet. A reader that is dead
-        without knowing it calls nothing, so poll it from time to time as well. From the first call on `read` without a
-        timeout never waits, not even for messages that exist: one thread can read many topics.
+        The callback must neither block nor read. It replaces a callback that was not called yet. A reader notices that
+        it has to connect again only while it is read, so read it from time to time as well. From the first call on
+        `read` without a timeout never waits, not even for messages that exist: one thread can read many topics.
         """
 
 

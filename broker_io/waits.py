@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
@@ -123,11 +124,16 @@ def long_waits() -> list[LongWait]:
 T = TypeVar("T")
 
 
-def next_of(waiting: ThreadQueue[T]) -> T:
-    """Wait for the next item of a queue, so that Ctrl-C ends the wait at whatever time it comes."""
-    while True:
+def next_of(waiting: ThreadQueue[T], seconds: float = math.inf) -> T:
+    """Wait for the next item of a queue, so that Ctrl-C ends the wait at whatever time it comes.
+
+    Raises queue.Empty if none comes in some seconds.
+    """
+    while seconds > SIGNAL_SECONDS:
         with contextlib.suppress(queue.Empty):
             return waiting.get(timeout=SIGNAL_SECONDS)
+        seconds -= SIGNAL_SECONDS
+    return waiting.get(timeout=seconds)
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0

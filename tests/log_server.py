@@ -18,6 +18,7 @@ TOPIC = "orders"
 
 OPTIONS = [
     ("grpc.so_reuseport", 0),
+    ("grpc.http2.max_ping_strikes", 0),  # clients ping, as the service allows
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", -1),
 ]

@@ -179,8 +179,6 @@ FIRST_CHECK_SECONDS, LONGEST_CHECK_SECONDS = 1.0, 10.0
 """Seconds without a message after which the cluster is asked whether there is more."""
 RECONNECT_SECONDS = 5.0
 """Seconds that even a read without timeout waits for a reconnect, or for messages that are known to exist."""
-COMPACTED_TRIES = 2
-"""Sources without a message after which the rest of a compacted topic counts as compacted away."""
 
 
 class PulsarReader(Handle):
@@ -210,7 +208,6 @@ class PulsarReader(Handle):
         self._start_reached = False
         self._last_id: Any | None = None  # if the message at `last` was read: a new source must read it again
         self._held: Any | None = None
-        self._tries = (EARLIEST, 0)
         self._known_successor = (-1, -1)
         self._check_interval = FIRST_CHECK_SECONDS
         self._broken = False  # whether the source failed: another one continues after it
@@ -437,10 +434,6 @@ class PulsarReader(Handle):
             if not self._source.is_connected():  # after an outage the library waits for up to a minute
                 self._open_source()
             return
-        # Count the new sources that were tried for the messages before this end.
-        self._tries = (state.last, self._tries[1] + 1 if self._tries[0] == state.last else 1)
-        if self.compacted and self._tries[1] > COMPACTED_TRIES:
-            return  # the rest was compacted away
         trimmed = state.find(self._last.ledger) is None and self._known_successor != (
             self._last.ledger,
             state.ledgers[0].ledger,

@@ -8,6 +8,7 @@ thread only waits for queues written in C.
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +30,9 @@ CALL_SECONDS = 60.0
 """Timeout of a request."""
 
 
-def taken(outcomes: ThreadQueue[T | BaseException]) -> T:
-    """Wait for what another thread puts into a queue: a result, or an error to raise."""
-    outcome = next_of(outcomes)
+def taken(outcomes: ThreadQueue[T | BaseException], seconds: float = math.inf) -> T:
+    """Wait for what another thread puts into a queue: a result, or an error to raise. Raises as `next_of`."""
+    outcome = next_of(outcomes, seconds)
     if isinstance(outcome, BaseException):
         try:
             raise outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 LONGEST_ASK = 10.0
 """Seconds that one request waits at the service; a longer wait sends another."""
+ANSWER_SECONDS = 10.0
+"""Seconds after such a wait within which the answer must come: a service may hang, although its connection is alive."""
 
 
 class RemoteReader(Resource):
@@ -111,20 +114,26 @@ class _Stream:
         threads = current().threads
         self._requests: ThreadQueue[object] = threads.queue()
         self._answers: ThreadQueue[bytes | BaseException] = threads.queue()
+        self._connection = connection
         self._ahead = False
         self._requests.put(messages.encode_open_reader(opening))
         end = weakref.ref(self, self._requests.put)  # written in C: in `__del__` the exception of a handler is lost
         exchange = partial(_exchange, connection, self._requests, self._answers, end)
         threads.thread(exchange, name=f"answers {opening.topic}", daemon=True).start()
 
-    def next(self) -> bytes:
-        """The next answer. Raises the error that ended the stream."""
-        return taken(self._answers)
+    def next(self, wait: float = 0.0) -> bytes:
+        """The answer to a request that waits. Raises the error that ended the stream, or ServiceUnavailable."""
+        try:
+            return taken(self._answers, wait + ANSWER_SECONDS)
+        except queue.Empty:
+            raise ServiceUnavailable(
+                f"{self._connection.target} answered no request of a reader for {ANSWER_SECONDS:g} s"
+            ) from None
 
     def ask(self, limit: int, wait: float) -> Answer:
         if not self._ahead:
             self._requests.put(messages.encode_ask(Ask(limit, round(wait * 1000))))
-        answer = messages.decode_answer(self.next())
+        answer = messages.decode_answer(self.next(wait))
         if self._ahead and answer.batch is None and answer.error is None:
             self._ahead = False
             return self.ask(limit, wait)

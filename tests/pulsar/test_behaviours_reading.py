@@ -8,6 +8,7 @@ from typing import Any
 
 import pulsar
 import pytest
+from cluster_contract import Dead
 from pulsar_cluster import Cluster
 
 from broker_io.batch import Message, PlacedMessage
@@ -150,22 +151,6 @@ def read_count_at_most(reader: Any, count: int) -> list[PlacedMessage]:
         assert batch is not None
         found += batch
     return found
-
-
-class Dead:
-    """A reader of the client library whose topic was closed during a reconnect: connected, and silent for ever."""
-
-    def next(self, milliseconds: int) -> None:
-        del milliseconds
-
-    def is_connected(self) -> bool:
-        return True
-
-    def has_more(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("behind", ["message", "ledger", "chunks"])

@@ -48,6 +48,9 @@ class Base:
         del broker
         time.sleep(seconds)
 
+    def lose_source(self, reader: Reader, patch: pytest.MonkeyPatch) -> None:
+        """Let what a reader reads from die without a word; nothing if it reads the log itself."""
+
     def reopen(self, broker: Broker) -> Broker:
         """Close a broker and open its log again."""
         del broker

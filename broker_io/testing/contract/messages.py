@@ -13,7 +13,7 @@ import pytest
 
 from broker_io.batch import Batch, Blobs, Labels, Message, Numbers, PlacedMessage
 from broker_io.errors import MessageTooLarge
-from broker_io.port import Broker, NotifyingReader
+from broker_io.port import READ_SECONDS, Broker, NotifyingReader, existing
 from broker_io.position import EARLIEST, LATEST, NO_INDEX, Position
 from broker_io.testing.contract.base import (
     WAIT_SECONDS,
@@ -293,6 +293,18 @@ class FollowingContract(Base):
             batch = waiting.result(WAIT_SECONDS)
             assert batch is not None
             assert positions_of(batch) == positions[: len(batch)], "an append may be read in parts"
+
+    def test_reader_whose_source_died_returns_what_exists(
+        self, broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fill(broker, topic, numbered(3))
+        with broker.reader(topic) as reader:
+            found = read_count(reader, 3)
+            self.lose_source(reader, monkeypatch)
+            fill(broker, topic, numbered(2, 3))
+            while len(found) < 5:
+                found += existing(reader.read(timeout=READ_SECONDS), topic, found[-1].position)
+        assert [placed.message for placed in found] == numbered(5)
 
     def test_callback_is_called_once_and_at_once_for_existing_messages(self, broker: Broker, topic: str) -> None:
         notified = Semaphore(0)
