@@ -31,8 +31,8 @@ The value of a marker is one Avro record of `MARKER_SCHEMA`, without the schema.
 - `outcomes` bytes: one byte for each of these transactions, 0 ABORT, 1 COMMIT.
 - `records` array of longs: for each of them the number of records that this topic must have.
 
-A marker without transactions is an epoch marker. A marker has no key. A marker that breaks one of these rules cannot be
-decoded and stops the topic.
+A number has at most 64 bits. A marker without transactions is an epoch marker. A marker has no key. A marker that
+breaks one of these rules cannot be decoded and stops the topic.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ _VERSION_TEXT = str(PROTOCOL_VERSION)
 _MARKER_PROPERTIES = {VERSION: _VERSION_TEXT, MARKER: MARKER_TEXT}
 _MARKER_COLUMNS = Batch.of([Message(None, b"", _MARKER_PROPERTIES)]).properties
 _NO_KEY = Blobs.none(1)
+_TOO_LONG = re.compile(rb"[\x80-\xff]{9}[\x02-\xff]")
+"""A number of more than 64 bits, of which the Avro decoder would drop the highest. No other field has these bytes."""
 _OUTCOMES = (Outcome.ABORT, Outcome.COMMIT)
 
 
@@ -124,6 +126,8 @@ def decode_marker(payload: bytes | None) -> Marker:
     """Return the marker of a message with this value. Raises ValueError."""
     if payload is None:
         raise ValueError("it has no value")
+    if _TOO_LONG.search(payload):
+        raise ValueError("a number has more than 64 bits")
     columns = avro.decode(_SCHEMA, payload)
     least = list(itertools.accumulate(columns["least"]))
     outcomes, records, most = columns["outcomes"], columns["records"], columns["coordinator"]

@@ -61,6 +61,18 @@ def test_golden_marker_that_is_neither_decided_nor_one_phase_is_refused() -> Non
         decode_marker(stored)
 
 
+def test_golden_marker_with_a_number_of_more_than_64_bits_is_refused() -> None:
+    value = encode_marker(GOLDEN["one-phase"]).value
+    assert value is not None
+    assert value[8:10] == b"\xff\x01"
+    stored = committed("marker-refused-number.avro", value[:9] + b"\x03" + value[10:])
+    with pytest.raises(ValueError, match="a number has more than 64 bits"):
+        decode_marker(stored)
+    for added in (b"\xff" * 9 + b"\2", b"\x80" * 10 + b"\0"):
+        with pytest.raises(ValueError, match="a number has more than 64 bits"):
+            decode_marker(added + value)
+
+
 longs = st.integers(0, 2**63 - 1)
 
 
