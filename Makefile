@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted power fuzz foreign-page soak soak-overload soak-pair stress size lint typecheck mutants bench compare golden docs protocols dist releases lock clean
+.PHONY: help setup demo test test-fast pulsar plugin explore explore-pair sim sim-planted power fuzz foreign-page soak soak-overload soak-pair stress size lint typecheck mutants bench compare golden docs protocols dist releases lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ test-fast: $(STAMP) ## run the tests only; ARGS="tests/buffer -k trim"
 pulsar: $(STAMP) ## show which Pulsar and which etcd the tests use, and download Pulsar if necessary
 	$(BIN)/python tests/etcd_server.py >&2 || true # without one of them the tests that need it fail
 	$(BIN)/python tests/pulsar_cluster.py >&2 || true
+
+plugin: $(STAMP) ## build the jar of the broker plug-in, build/txnbuffer-broker.jar, with a JDK 17
+	$(BIN)/python broker_plugin/build.py
 
 size: $(STAMP) ## print the size of packages, tests and hot paths, and the seconds of the tests
 	$(BIN)/python tests/size.py
@@ -111,7 +114,7 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full 
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/interrupts.py --blocks 600 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py --events 0 --shards 2 $(if $(SEED),--seed $(SEED))
-	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io buffer coordinator mutations recovery snapshots streams)
+	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io broker_plugin buffer coordinator mutations recovery snapshots streams)
 	SOAK=full $(PYTEST) tests/service/test_scale.py $(addprefix tests/pulsar/,test_many_aborts.py test_spark_source.py spark_cluster_soak.py figures_soak.py)
 	$(MAKE) demo BROKER=pulsar
 	$(MAKE) soak-pair

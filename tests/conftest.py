@@ -34,7 +34,7 @@ settings.register_profile(
 )  # other examples in each run; a failure prints how to run it again
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
-SHARED = ("spark", "mortal", "odd_broker")
+SHARED = ("spark", "mortal", "odd_broker", "java")
 """Session fixtures that take long to start: all modules that use one of them run on one worker."""
 PARSING = ("tests/test_tidy.py", "tests/test_layers.py")
 """Modules whose tests parse the whole source: they run on one worker, which does so once."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.position import Position, Positions
 from txnbuffer.model import Marker, MarkerItem, Outcome, TxnId
-from txnbuffer.protocol import RECORDS, SEQ, TXN, VERSION, encode_marker
+from txnbuffer.protocol import RECORDS, REMOVED, SEQ, TXN, VERSION, encode_marker
 
 
 class Event(NamedTuple):
@@ -153,10 +153,13 @@ class _Writer:
         self.log = Log()
         self.sent: dict[TxnId, int] = {}
 
+    KINDS: tuple[str, ...] = (
+        "run", "run", "run", "end", "end", "end", "set", "plain", "again", "again", "border", "lwm",
+        "overlap", "ledger", "rare",
+    )  # fmt: skip
+
     def step(self) -> None:
-        kinds = ["run", "run", "run", "end", "end", "end", "set", "plain", "again", "again", "border", "lwm"]
-        kinds += ["overlap", "ledger", "rare"]
-        getattr(self, self.draw(st.sampled_from(kinds)))()
+        getattr(self, self.draw(st.sampled_from(self.KINDS)))()
 
     def txn(self) -> TxnId:
         return self.draw(st.sampled_from(self.ids))
@@ -229,23 +232,95 @@ class _Writer:
         sent = self.sent.get(txn, 0)
         return txn, self.draw(st.sampled_from(Outcome)), self.draw(st.sampled_from([sent, sent, sent, 0, 1]))
 
-    def _mark(self, most: int, items: list[tuple[TxnId, Outcome, int]], lwm: int | None = None) -> None:
+    def _mark(
+        self, most: int, items: list[tuple[TxnId, Outcome, int]], lwm: int | None = None, decided: bool | None = None
+    ) -> None:
         if lwm is None:
             lwm = self.draw(st.sampled_from([0, 0, 0, 0, 1, 2, 3]))
-        epoch, decided = self.draw(st.sampled_from([1, 1, 2, 2, 3])), self.draw(st.booleans())
+        epoch = self.draw(st.sampled_from([1, 1, 2, 2, 3]))
+        decided = self.draw(st.booleans()) if decided is None else decided
         self.log.mark(marker(*items, epoch=epoch, lwm=lwm, decided=decided, coordinator=most))
 
 
+class _OddWriter(_Writer):
+    """As on a cluster: batches of the broker are usual; some messages stop the topic, which no `Event` says."""
+
+    KINDS = (*_Writer.KINDS, "packed", "packed", "packed", "packed", "emptied", "copied", "stopping")
+
+    def packed(self) -> None:
+        for index in range(self.draw(st.integers(1, 5))):
+            if self.draw(st.integers(0, 5)) == 0:
+                item = self._item(self.txn())
+                ended = marker(item, epoch=self.draw(st.integers(1, 3)), coordinator=item[0].most)
+                self.log._add(encode_marker(ended), index, marker=ended)
+                continue
+            txn = self.draw(st.sampled_from([None, *self.ids]))
+            self.log.member(txn, 0 if txn is None else self._advance(txn, 1), index)
+        self.log.next_entry()
+
+    def emptied(self) -> None:
+        """A record, or a record set, that compaction has emptied."""
+        message = record(self.txn(), self.draw(st.integers(1, 4)), size=self.draw(st.sampled_from([None, 2])))
+        self.log._add(Message(None, b"", {**message.properties, REMOVED: "1"}))
+
+    def copied(self) -> None:
+        """A record with properties that a program copied from another topic, alone or in a batch."""
+        seq = self.draw(st.sampled_from([1, 1, 2, 3, 9]))
+        self.log._add(record(self.txn(), seq), batch=self.draw(st.sampled_from([-1, 0])))
+        if self.log.events[-1].position.batch == 0:
+            self.log.next_entry()
+
+    def stopping(self) -> None:
+        """Rarely, since nothing after it is read."""
+        getattr(self, self.draw(st.sampled_from(["damaged", "damaged", "newer", "border"])))()
+
+    def damaged(self) -> None:
+        """A marker of which some bytes are cut, changed or added: it may be another marker, or none."""
+        ended = marker(self._item(TxnId(0, 1)), self._item(TxnId(0, 2)), decided=self.draw(st.booleans()))
+        value = bytearray(encode_marker(ended).value or b"")
+        for kind, at, byte in self.draw(st.lists(DAMAGES, max_size=3)):
+            damage(value, kind, at, byte)
+        self.log._add(Message(None, bytes(value), encode_marker(ended).properties))
+
+    def newer(self) -> None:
+        version = self.draw(st.sampled_from(["2", "", "01", "x"]))
+        self.log._add(Message(b"k", b"v", {**record(self.txn()).properties, VERSION: version}))
+
+    def end_all(self) -> None:
+        """Decide all that is open."""
+        for txn in self.ids:
+            self._mark(txn.most, [self._item(txn)], decided=True)
+
+
+DAMAGES = st.tuples(st.sampled_from(["change", "change", "add", "cut"]), st.integers(0, 63), st.integers(0, 255))
+
+
+def damage(value: bytearray, kind: str, at: int, byte: int) -> None:
+    """Change, add or cut a byte, by its index modulo the length."""
+    at %= len(value) + (kind == "add") or 1
+    if kind == "add":
+        value.insert(at, byte)
+    elif kind == "cut":
+        del value[at:]
+    elif value:
+        value[at] = byte
+
+
 @st.composite
-def histories(draw: st.DrawFn, max_steps: int = 30) -> History:
-    """Short histories in which the rare interleavings are frequent: few ids, many repetitions."""
+def histories(draw: st.DrawFn, max_steps: int = 30, *, odd: bool = False) -> History:
+    """Short histories in which the rare interleavings are frequent: few ids, many repetitions.
+
+    `odd`: with what the naive model does not know: emptied records, and messages that stop the topic.
+    """
     ids = [TxnId(most, least) for most, least in draw(st.sampled_from(UNIVERSES))]
-    writer = _Writer(draw, ids)
+    writer = (_OddWriter if odd else _Writer)(draw, ids)
     trims: list[tuple[int, int]] = []
     for _ in range(draw(st.integers(1, max_steps))):
         writer.step()
         if draw(st.integers(0, 9)) == 0:
             trims.append((len(writer.log.events), draw(st.integers(0, writer.log.ledger))))
+    if isinstance(writer, _OddWriter) and draw(st.booleans()):
+        writer.end_all()
     return History(writer.log, tuple(trims))
 
 

@@ -131,8 +131,8 @@ SLOW_TO_IMPORT = (*HEAVY, "numpy", "fastavro", "pyroaring", "hypothesis", "pytes
 
 TOP_LEVEL = {
     ".ci", ".gitattributes", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CONTRIBUTING.md",
-    "LICENSE", "Makefile", "README.md", "SECURITY.md", "bench", "broker_io", "docker", "docs", "examples",
-    "properdocs.yml", "pyproject.toml", "requirements", "snapshots", "tests", "txnbuffer",
+    "LICENSE", "Makefile", "README.md", "SECURITY.md", "bench", "broker_io", "broker_plugin", "docker", "docs",
+    "examples", "properdocs.yml", "pyproject.toml", "requirements", "snapshots", "tests", "txnbuffer",
 }  # fmt: skip
 MAX_FILE_BYTES = 1024 * 1024
 MAX_MODULE_LINES = 700

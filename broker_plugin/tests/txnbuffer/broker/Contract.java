@@ -1,0 +1,218 @@
+package txnbuffer.broker;
+
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeSet;
+import txnbuffer.broker.Rules.Place;
+
+/** Runs the commands that tests/java_rules.py writes, one a line; some are answered by one line. */
+public final class Contract {
+    private record Message(Place at, Map<String, String> properties, ByteBuffer value) { }
+
+    private Rules rules = new Rules();
+    private Snapshot snapshot;
+    private Snapshot.Found found;
+    private final List<Message> log = new ArrayList<>(); // all messages, decided ones first
+    private final List<Message> entry = new ArrayList<>(); // those of the entry that is not complete
+    private int decided;
+
+    public static void main(String[] arguments) throws Exception {
+        BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        Contract contract = new Contract();
+        for (String line = in.readLine(); line != null; line = in.readLine()) {
+            String answer;
+            try {
+                answer = contract.run(line.split(" "));
+            } catch (RuntimeException error) {
+                answer = "error " + error;
+            }
+            if (answer != null) {
+                System.out.println(answer);
+                System.out.flush();
+            }
+        }
+    }
+
+    private String run(String[] words) {
+        switch (words[0]) {
+            case "new":
+                rules = new Rules();
+                log.clear();
+                entry.clear();
+                decided = 0;
+                return null;
+            case "start":
+                rules.fromStart();
+                return null;
+            case "unregistered":
+                rules.unregistered(place(words, 1));
+                return null;
+            case "message":
+                entry.add(new Message(place(words, 1), properties(words, 5), value(words[4])));
+                return null;
+            case "entry":
+                return entry(place(words, 1));
+            case "until":
+                rules.replayUntil(place(words, 1));
+                return state();
+            case "ordinary":
+                rules.ordinary(place(words, 1));
+                return state();
+            case "trim":
+                rules.trim(Long.parseLong(words[1]));
+                return null;
+            case "all":
+                return all(Long.parseLong(words[1]));
+            case "abort": // COUNT STEP LEDGERS: so many aborts, and what they take
+                return aborts(Long.parseLong(words[1]), Long.parseLong(words[2]), Integer.parseInt(words[3]));
+            default:
+                return ofSnapshots(words);
+        }
+    }
+
+    private String ofSnapshots(String[] words) {
+        switch (words[0]) {
+            case "snapshot":
+                snapshot = new Snapshot(text(words[1]));
+                return null;
+            case "put":
+                ByteBuffer value = value(words[2]);
+                snapshot.put(words[1].equals("-") ? null : text(words[1]), properties(words, 3),
+                        value == null ? null : value.array());
+                return null;
+            case "read":
+                return read(words[1].equals("-") ? null : text(words[1]));
+            case "resume":
+                return resume(words);
+            case "partition":
+                return Snapshot.partition(text(words[1]), Integer.parseInt(words[2])) + " "
+                        + Snapshot.shard(text(words[1]), Integer.parseInt(words[2]));
+            case "shards":
+                return "" + Snapshot.shards(words[1].equals("-") ? null : text(words[1]), Integer.parseInt(words[2]));
+            default:
+                throw new IllegalArgumentException(words[0]);
+        }
+    }
+
+    /** The entry is complete: pass it as the broker does. */
+    private String entry(Place at) {
+        boolean plain = entry.stream().allMatch(one -> one.properties.keySet().stream().noneMatch(Rules::reserved));
+        if (!plain || at.entry() % 2 == 0) {
+            entry.forEach(one -> rules.message(one.at, one.properties, one.value));
+        }
+        rules.entry(at.ledger(), at.entry());
+        for (Message one : entry) {
+            if (log.isEmpty() || log.get(log.size() - 1).at.compareTo(one.at) < 0) { // else it was passed before
+                log.add(one);
+            }
+        }
+        entry.clear();
+        return state();
+    }
+
+    /** Bound, oldest open transaction, damage, whether it stopped, and how much is hidden of what is newly decided. */
+    private String state() {
+        StringBuilder hidden = new StringBuilder();
+        for (; decided < log.size() && log.get(decided).at.whole().compareTo(rules.bound()) <= 0; decided++) {
+            hidden.append(hidden.isEmpty() ? "" : ",").append(hiddenRows(log.get(decided)));
+        }
+        Rules.Open open = rules.oldest();
+        return shown(rules.bound()) + " " + (open == null ? "-" : open.txn.most() + ":" + open.txn.least()) + " "
+                + rules.damaged() + " " + (rules.stopped() == null ? "runs" : "stopped")
+                + (rules.questioned() ? " questioned" : " -") + " " + (hidden.isEmpty() ? "-" : hidden);
+    }
+
+    private String all(long firstLedger) {
+        StringBuilder hidden = new StringBuilder("-");
+        for (Message one : log) {
+            if (one.at.ledger() >= firstLedger && one.at.whole().compareTo(rules.bound()) <= 0) {
+                hidden.append(",").append(hiddenRows(one));
+            }
+        }
+        return hidden.toString();
+    }
+
+    private int hiddenRows(Message one) {
+        int hidden = rules.hiddenRows(one.at, one.properties);
+        if (hidden > Rules.rows(one.at, one.properties)) {
+            throw new IllegalStateException("more rows are hidden than there are");
+        }
+        return hidden;
+    }
+
+    private String aborts(long count, long step, int ledgers) {
+        Hidden hidden = rules.hidden;
+        for (long i = 0; i < count; i++) {
+            hidden.abort(new Rules.Txn(0, 1 + i * step), 1 + i * ledgers / count);
+        }
+        long bytes = hidden.bytes();
+        hidden.trim(ledgers + 1L);
+        return bytes + " " + hidden.bytes();
+    }
+
+    private String read(String incarnation) {
+        try {
+            found = snapshot.read(incarnation);
+        } catch (Snapshot.Refused error) {
+            return (error.newer ? "newer " : "damaged ") + error.getMessage();
+        }
+        if (found.kind() != Snapshot.Kind.STATE) {
+            return found.kind().toString();
+        }
+        rules = found.rules();
+        return "STATE " + shown(found.applied()) + " " + found.origin() + " " + found.following() + " "
+                + shown(rules.bound()) + " " + rules.damaged();
+    }
+
+    /** resume UNUSED APPLIED ORIGIN FOLLOWING LEDGER..., with - for the places of the snapshot that was read. */
+    private String resume(String[] words) {
+        TreeSet<Long> ledgers = new TreeSet<>();
+        for (int i = 7; i < words.length; i++) {
+            ledgers.add(Long.parseLong(words[i]));
+        }
+        try {
+            Snapshot.Found given = new Snapshot.Found(Snapshot.Kind.STATE, null, place(words, 2),
+                    Long.parseLong(words[5]), Long.parseLong(words[6]));
+            Snapshot.Resume resume = Snapshot.resume(given, ledgers, words[1].equals("1"));
+            return (resume.anew() ? "anew " : "snapshot ") + shown(resume.after());
+        } catch (Snapshot.Refused error) {
+            return "refused";
+        }
+    }
+
+    private static Place place(String[] words, int at) {
+        return new Place(Long.parseLong(words[at]), Long.parseLong(words[at + 1]), Integer.parseInt(words[at + 2]));
+    }
+
+    private static String shown(Place place) {
+        return place.ledger() + "," + place.entry() + "," + place.batch();
+    }
+
+    private static ByteBuffer value(String word) {
+        return word.equals("-") ? null : ByteBuffer.wrap(bytes(word));
+    }
+
+    private static Map<String, String> properties(String[] words, int from) {
+        Map<String, String> properties = new HashMap<>();
+        for (int i = from; i < words.length; i++) {
+            String[] pair = words[i].split("\\.", -1);
+            properties.put(text(pair[0]), text(pair[1]));
+        }
+        return properties;
+    }
+
+    private static byte[] bytes(String word) {
+        return Base64.getUrlDecoder().decode(word.substring(1)); // after a letter, so that no word is empty
+    }
+
+    private static String text(String word) {
+        return new String(bytes(word), StandardCharsets.UTF_8);
+    }
+}

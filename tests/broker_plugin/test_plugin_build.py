@@ -1,0 +1,38 @@
+"""The jar of the broker plug-in: the same bytes each time, and an error that names what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+from java_rules import JavaRules
+
+from broker_plugin.build import SCHEMAS, BuildFailed, compile_into, pack
+
+
+def test_the_same_classes_give_the_same_jar(java: JavaRules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = pack(java.classes, tmp_path / "first.jar")
+    copy = tmp_path / "copy"
+    for path in sorted((path for path in java.classes.rglob("*") if path.is_file()), reverse=True):
+        target = copy / path.relative_to(java.classes)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        os.utime(target, (0, 0))
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    second = pack(copy, tmp_path / "second.jar")
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as jar:
+        names = [entry.filename for entry in jar.infolist()]
+        schemas = {path.name: jar.read(f"txnbuffer/schemas/{path.name}") for path in SCHEMAS}
+    assert names[2:] == sorted(names[2:])
+    assert schemas == {path.name: path.read_bytes() for path in SCHEMAS}
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXNBUFFER_PULSAR_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildFailed, match=r"^javac is missing: install a JDK 17 \(openjdk-17-jdk-headless\)$"):
+        compile_into(tmp_path)

@@ -1,0 +1,222 @@
+"""The log protocol in Java says the same as that in Python, after each entry of generated logs.
+
+A line of an answer has the last entry that may be delivered, the oldest open transaction, the number of damaged
+commits, whether the topic stopped, and how many rows of each newly decided message are hidden.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from golden_files import GOLDEN
+from histories import History, Log, damage, histories, marker, record
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from java_rules import JavaRules, Python, compared, message_command, passed, spaced
+
+from broker_io.batch import Message
+from broker_io.position import NO_INDEX
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, VERSION
+
+SOAK = settings.get_current_profile_name() == "soak"
+T1, T2 = TxnId(0, 1), TxnId(0, 2)
+
+
+def of_log(log: Log) -> tuple[list[str], list[str]]:
+    """Commands that pass a whole log from its start, and what Python answers."""
+    python = Python(log)
+    commands, expected = ["new", "start"], []
+    for number, entry in enumerate(python.entries):
+        commands += passed(log, entry)
+        expected.append(python.entry(number))
+    return [*commands, "all 0"], [*expected, python.everything(0)]
+
+
+def of_history(history: History) -> tuple[list[str], list[str]]:
+    """As `of_log`, with the trims; then also what is hidden in the ledgers that are left."""
+    python = Python(history.log)
+    commands, expected = ["new", "start"], []
+    trims = [*history.trims]
+    for number, entry in enumerate(python.entries):
+        commands += passed(history.log, entry)
+        expected.append(python.entry(number))
+        while trims and trims[0][0] <= entry[1][-1] + 1:
+            first_ledger = trims.pop(0)[1]
+            python.owner.trim(first_ledger)
+            commands += [f"trim {first_ledger}", f"all {python.owner.buffer.first_ledger}"]
+            expected.append(python.everything(python.owner.buffer.first_ledger))
+    commands.append(f"all {python.owner.buffer.first_ledger}")
+    expected.append(python.everything(python.owner.buffer.first_ledger))
+    return commands, expected
+
+
+@settings(max_examples=10_000 if SOAK else 1_000)
+@given(history=histories(odd=True))
+def test_generated_histories(java: JavaRules, history: History) -> None:
+    commands, expected = of_history(history)
+    compared(java.answers(commands), expected, commands)
+
+
+def test_golden_markers_with_damage(java: JavaRules) -> None:
+    """Each is read by both as the same marker, or refused by both."""
+    rnd = random.Random(39)
+    names = sorted(path.name for path in GOLDEN.glob("marker-*.avro"))
+    assert len(names) >= 5
+    for number in range(10_000 if SOAK else 1_500):
+        value = bytearray((GOLDEN / names[number % len(names)]).read_bytes())
+        for _ in range(rnd.randint(0, 3) if number >= len(names) else 0):
+            damage(value, rnd.choice(["change", "change", "add", "cut"]), rnd.randrange(64), rnd.choice(BYTES))
+        log = Log()
+        log.records(T1, 1, 2)
+        log.records(TxnId(0, 12), 1, 1)
+        log._add(Message(None, bytes(value), {VERSION: "1", MARKER: "1"}))
+        log.records(T2, 1, 1)
+        commands, expected = of_log(log)
+        compared(java.answers(commands), expected, commands)
+
+
+BYTES = [*range(256), *[0x80, 0xFF, 0x81, 0, 1, 2] * 40]
+ODD_PROPERTIES: list[dict[str, str]] = [
+    {VERSION: "1", TXN: f"{most}:{least}", SEQ: seq}
+    for most, least, seq in [
+        ("00", "01", "1"),
+        ("0", "1" + "0" * 18, "0001"),
+        ("0", str(2**63 - 1), str(2**63 - 1)),
+        ("0", str(2**63), "1"),
+        (str(2**63), "1", "1"),
+        ("0", "0" * 4290 + "7", "1"),
+        ("0", "0" * 4300 + "7", "1"),
+        ("0", "1:1", "1"),
+        ("", "1", "1"),
+        ("+0", "1", "1"),
+        ("\u0660", "1", "1"),
+        ("0", "1 ", "1"),
+        ("0", "1", "1" * 20),
+        ("0", "1", "0" * 19 + "1"),
+        ("0", "1", "\u0661"),
+    ]
+]
+ODD_PROPERTIES += [
+    {VERSION: "1", TXN: "0:1", SEQ: str(2**63 - 2), RECORDS: "2"},
+    {VERSION: "1", TXN: "0:1", SEQ: str(2**63 - 2), RECORDS: "3"},
+    {VERSION: "1", RECORDS: str(2**31 - 1)},
+    {VERSION: "1", RECORDS: "2", TXN: "x"},
+    {RECORDS: "2"},
+    {VERSION: "1", MARKER: "2"},
+    {VERSION: "1", MARKER: ""},
+    {MARKER: "1"},
+    {VERSION: "1"},
+    {"tb.unknown": "1"},
+]
+
+
+@pytest.mark.parametrize("properties", ODD_PROPERTIES, ids=lambda found: " ".join(map("=".join, found.items()))[:40])
+@pytest.mark.parametrize("batch", [NO_INDEX, 0])
+def test_odd_properties(java: JavaRules, properties: dict[str, str], batch: int) -> None:
+    log = Log()
+    log._add(Message(b"k", b"v", properties), batch)
+    log.next_entry()
+    log.end(T1, Outcome.COMMIT, 1)
+    commands, expected = of_log(log)
+    compared(java.answers(commands), expected, commands)
+
+
+def test_a_replay_moves_the_bound_at_its_end(java: JavaRules) -> None:
+    log = Log()
+    log.records(None, 0, 2)
+    log.records(T1, 1, 1)
+    log.end(T1, Outcome.ABORT)
+    commands = ["new", "start", "until 1 2 -1"]
+    for entry in Python(log).entries:
+        commands += passed(log, entry)
+    bounds = [answer.split(" ")[0] for answer in java.answers(commands)]
+    assert bounds == ["-1,-1,-1"] * 3 + ["1,1,-1", "1,3,-1"]
+
+
+def test_nothing_is_known_before_the_start_is(java: JavaRules) -> None:
+    with pytest.raises(AssertionError, match="the start of the log is not known"):
+        java.answers(["new", "entry 1 0 -1"])
+
+
+def of_transaction(log: Log, index: int) -> bool:
+    return not {TXN, SEQ, MARKER}.isdisjoint(log.messages[index].properties)
+
+
+@settings(max_examples=100)
+@given(history=histories(odd=True), data=st.data())
+def test_unregistered_topics_hold_back_what_may_be_of_a_transaction(
+    java: JavaRules, history: History, data: st.DataObject
+) -> None:
+    """The bound is before the first such entry that was not declared ordinary; markers are hidden all the same."""
+    log = history.log
+    entries = Python(log).entries
+    commands, expected = ["new", "unregistered 0 5 -1"], []
+    ordinary = stop = -1
+    for number, entry in enumerate(entries):
+        commands += passed(log, entry)
+        versions = [log.messages[index].properties.get(VERSION, "1") for index in entry[1]]
+        stop = number if stop < 0 and {*versions} != {"1"} else stop
+        last = number if stop < 0 else stop - 1
+        asked = data.draw(st.integers(0, 3)) == 0 and last >= 0
+        for state in (0, 1) if asked else (0,):
+            if state:
+                commands.append(f"ordinary {spaced(*entries[last][0], NO_INDEX)}")
+                ordinary = last
+            seen = entries[ordinary + 1 : number + 1 if stop < 0 else stop + 1]
+            asking = [
+                ordinary + 1 + at
+                for at, (_, indexes) in enumerate(seen)
+                if any(of_transaction(log, index) for index in indexes)
+                and (ordinary + 1 + at != stop or _before_the_stop(log, indexes))
+            ]
+            bound = asking[0] - 1 if asking else last
+            place = (*entries[bound][0], NO_INDEX) if bound >= 0 else (0, 5, NO_INDEX)
+            questioned = "questioned" if asking else "-"
+            expected.append(f"{','.join(map(str, place))} - 0 {'runs' if stop < 0 else 'stopped'} {questioned}")
+    answers = java.answers(commands)
+    compared([answer.rpartition(" ")[0] for answer in answers], expected, commands)
+
+
+def _before_the_stop(log: Log, indexes: list[int]) -> bool:
+    """Whether a message before the one that stops the topic may be of a transaction."""
+    for index in indexes:
+        if log.messages[index].properties.get(VERSION, "1") != "1":
+            return False
+        if of_transaction(log, index):
+            return True
+    return False
+
+
+def test_copied_properties_in_an_unregistered_topic_are_shown_once_they_are_ordinary(java: JavaRules) -> None:
+    log = Log()
+    log.records(None, 0, 1)
+    log.records(T1, 1, 2)
+    log.mark(marker(epoch=2))
+    log.records(T1, 1, 1)
+    commands = ["new", "unregistered -1 -1 -1"]
+    for entry in Python(log).entries:
+        commands += passed(log, entry)
+    answers = java.answers([*commands, "ordinary 1 3 -1", "ordinary 1 4 -1"])
+    assert answers[-3:] == ["1,0,-1 - 0 runs questioned -", "1,3,-1 - 0 runs questioned 0,0,1", "1,4,-1 - 0 runs - 0"]
+
+
+def test_memory_of_aborts_is_given_back_with_their_ledgers(java: JavaRules) -> None:
+    """At most 8 bytes an abort, whether all, one in ten or one in a hundred transactions abort."""
+    count = 10_000_000 if SOAK else 1_000_000
+    for step in (1, 10, 100):
+        used, left = map(int, java.answers(["new", "start", f"abort {count} {step} 20"])[0].split(" "))
+        assert used <= 8 * count
+        assert left == 0
+
+
+def test_messages_that_a_marker_ends_in_the_same_batch(java: JavaRules) -> None:
+    log = Log()
+    log.member(T1, 1, 0)
+    log._add(Message(None, (GOLDEN / "marker-border.avro").read_bytes(), {VERSION: "1", MARKER: "1"}), 1)
+    log._add(record(None), 2)
+    log.next_entry()
+    commands, expected = of_log(log)
+    compared(java.answers(commands), expected, commands)
+    assert message_command(log.events[0].position, log.messages[0]).startswith("message 1 0 0 _")
