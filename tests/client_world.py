@@ -15,6 +15,7 @@ from service_setup import eventually
 from broker_io import open_broker
 from broker_io.port import Broker
 from snapshots.errors import OwnershipLost
+from txnbuffer import Transaction
 from txnbuffer.client.client import Client
 from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.client.reading.records import Record
@@ -206,3 +207,23 @@ def inside(place: Callable[[], AbstractAsyncContextManager[Any]]) -> Callable[[C
 
 
 in_world = inside(World)
+
+
+async def run_many(world: World, disturb: Callable[[], Coroutine[Any, Any, None]], **options: Any) -> None:
+    """Run 600 transactions on two topics, 50 at a time, while they are disturbed; each record is there once."""
+    client, limit = await world.client(), asyncio.Semaphore(50)
+
+    async def one(value: bytes) -> None:
+        async def work(txn: Transaction) -> None:
+            await txn.send("log", value)
+            await txn.send("other", value)
+
+        async with limit:
+            await client.run(work, **options)
+
+    disturbing = asyncio.create_task(disturb())
+    expected = sorted(b"%d" % index for index in range(600))
+    await asyncio.gather(*map(one, expected))
+    await disturbing
+    for topic in ("log", "other"):
+        await until(lambda topic=topic: sorted(value or b"" for value in values(world.broker, topic)) == expected)

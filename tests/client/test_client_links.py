@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from client_world import BreakingLink, World, in_world, once, until, values
+from client_world import BreakingLink, World, in_world, once, run_many, until, values
 
 from txnbuffer import Outcome, OutcomeUnknown, SendUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.errors import InvalidRequest
@@ -71,17 +71,6 @@ async def test_new_owner_takes_over_during_a_transaction(world: World) -> None:
 
 @in_world
 async def test_many_transactions_while_links_break_and_owners_change(world: World) -> None:
-    client = await world.client()
-    committed: list[int] = []
-
-    async def one(index: int) -> None:
-        async def work(txn: object) -> None:
-            await txn.send("log", b"%d" % index)  # type: ignore[attr-defined]  # a Transaction
-            await txn.send("other", b"%d" % index)  # type: ignore[attr-defined]  # a Transaction
-
-        await client.run(work)
-        committed.append(index)
-
     async def disturb() -> None:
         for turn in range(6):
             await asyncio.sleep(0.05)
@@ -90,19 +79,7 @@ async def test_many_transactions_while_links_break_and_owners_change(world: Worl
             else:
                 world.cut()
 
-    disturbing = asyncio.create_task(disturb())
-    limit = asyncio.Semaphore(50)
-
-    async def limited(index: int) -> None:
-        async with limit:
-            await one(index)
-
-    await asyncio.gather(*(limited(index) for index in range(600)))
-    await disturbing
-    expected = sorted(b"%d" % index for index in committed)
-    assert len(expected) == 600
-    await until(lambda: sorted(value or b"" for value in values(world.broker, "log")) == expected)
-    await until(lambda: sorted(value or b"" for value in values(world.broker, "other")) == expected)
+    await run_many(world, disturb)
 
 
 @in_world

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from client.direct_world import DirectWorld, commit_one, ended, in_direct_world
-from client_world import once, until, values
+from client_world import once, run_many, until, values
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import (
@@ -17,7 +17,6 @@ from txnbuffer import (
     OutcomeUnknown,
     SendUnknown,
     ServiceUnavailable,
-    Transaction,
     TransactionAborted,
 )
 from txnbuffer.client.client import Client
@@ -294,17 +293,6 @@ async def test_commit_in_flight_at_close_is_unknown(world: DirectWorld) -> None:
 
 @in_direct_world
 async def test_many_transactions_while_links_break_writers_fail_and_owners_change(world: DirectWorld) -> None:
-    client = await world.client()
-    committed: list[int] = []
-
-    async def one(index: int) -> None:
-        async def work(txn: Transaction) -> None:
-            await txn.send("log", b"%d" % index)
-            await txn.send("other", b"%d" % index)
-
-        await client.run(work, attempts=100)
-        committed.append(index)
-
     async def disturb() -> None:
         for turn in range(12):
             await asyncio.sleep(0.03)
@@ -315,16 +303,4 @@ async def test_many_transactions_while_links_break_writers_fail_and_owners_chang
             else:
                 world.handles[0].faults.fail_append(BROKEN, written=turn, topic="log")
 
-    disturbing = asyncio.create_task(disturb())
-    limit = asyncio.Semaphore(50)
-
-    async def limited(index: int) -> None:
-        async with limit:
-            await one(index)
-
-    await asyncio.gather(*(limited(index) for index in range(600)))
-    await disturbing
-    expected = sorted(b"%d" % index for index in range(600))
-    assert len(committed) == 600
-    await until(lambda: sorted(value or b"" for value in values(world.broker, "log")) == expected)
-    await until(lambda: sorted(value or b"" for value in values(world.broker, "other")) == expected)
+    await run_many(world, disturb, attempts=100)

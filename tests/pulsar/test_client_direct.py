@@ -262,21 +262,6 @@ async def test_ordinary_records_and_readers_need_no_service_and_transactions_wai
                 await txn.send("orders", b"2")
 
 
-async def test_client_switches_to_the_next_owner(place: Place) -> None:
-    async with asyncio.timeout(LONG), place.service() as first, place.connect() as client:
-        async with client.transaction() as before:
-            await before.send("orders", b"1")
-        async with client.transaction() as txn:
-            await txn.send("orders", b"2")
-            async with place.service():
-                await first.ended
-                await txn.send("orders", b"3")
-                await txn.commit(wait_visible=True)
-                assert await client.outcome(before.id) is Outcome.COMMIT
-                records = await asyncio.to_thread(place.read, "orders", 3)
-    assert [record.value for record in records] == [b"1", b"2", b"3"]
-
-
 async def test_client_accepts_the_address_of_the_service(place: Place) -> None:
     async with asyncio.timeout(LONG), place.service() as engine:
         address = newest_address(engine)

@@ -13,11 +13,6 @@ from commands import txnbuf
 from http_answers import get
 from raw_session import OverGrpc, RawSession, transactional
 from service_process import ServiceProcess, kept_port
-from service_setup import visible
-
-from broker_io import open_broker
-from txnbuffer.coordinator.messages import State
-from txnbuffer.model import Outcome, TxnId
 
 
 async def session_at(service, *topics):
@@ -25,25 +20,6 @@ async def session_at(service, *topics):
     await session.hello()
     await session.register(*topics)
     return session, await session.lease(10)
-
-
-async def test_kill_and_restart_keeps_what_was_acknowledged(tmp_path):
-    with ServiceProcess(tmp_path) as service:
-        session, ids = await session_at(service, "a", "b")
-        await session.write(("a", transactional(ids[:2])), ("b", transactional(ids[:2])))
-        assert await session.commit(ids[0], ["a", "b"], [1, 1]) is Outcome.COMMIT
-        service.kill()
-        await session.link.cut()
-    with ServiceProcess(tmp_path) as service:
-        again = RawSession(OverGrpc(service.port))
-        welcome = await again.hello(session.session, [TxnId(0, ids[0]), TxnId(0, ids[1])])
-        assert dict(welcome.states) == {TxnId(0, ids[0]): State.COMMITTED, TxnId(0, ids[1]): State.OPEN}
-        assert await again.commit(ids[1], ["a", "b"], [1, 1]) is Outcome.COMMIT
-        await again.link.cut()
-        service.terminate()
-        assert service.finish() == 0
-    with open_broker(f"file:{tmp_path}") as broker:
-        assert visible(broker, "a") == visible(broker, "b") == {b"v": 2}
 
 
 async def test_the_first_signal_drains_and_the_second_one_ends(tmp_path):
