@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from client_world import World, in_world, read_all, until, values
+from reading import read_values
 
 from txnbuffer import HandlerTooSlow, Processed, TransactionAborted, connect, dead_letter
 from txnbuffer.client.client import Client
@@ -272,21 +273,14 @@ def test_record_that_exceeds_the_timeout_on_an_embedded_log(
                 while client.outcome(txn.id) is None:
                     time.sleep(0.01)
 
-        def committed(topic: str, count: int) -> list[bytes | None]:
-            found: list[bytes | None] = []
-            with client.reader(topic) as reader:
-                while len(found) < count and (batch := reader.read(timeout=60)) is not None:
-                    found += [record.value for record in batch]
-            return found
-
         client.send_many("source", NUMBERS[:3])
         if on_error == "stop":
             with pytest.raises(HandlerTooSlow, match=r"took too long 3 times for the record at .* of 'source'"):
                 client.process("source", "g", slow, on_error=on_error, idle_timeout=0.05)
-            assert committed("target", 1) == [b"0"]
+            assert read_values(client, "target", 1) == [b"0"]
         else:
             done = client.process("source", "g", slow, on_error=on_error, idle_timeout=0.05)
             assert (done.records, done.skipped + done.dead_letters) == (2, 1)
-            assert committed("target", 2) == [b"0", b"2"]
-        assert on_error in ("stop", "skip") or committed("slow", 1) == [b"1"]
+            assert read_values(client, "target", 2) == [b"0", b"2"]
+        assert on_error in ("stop", "skip") or read_values(client, "slow", 1) == [b"1"]
     assert calls > membership.MIN_CALLS

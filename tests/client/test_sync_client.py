@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from reading import read_values
 
 from broker_io.errors import InvalidMessage, Locked, MessageTooLarge
 from txnbuffer import (
@@ -34,16 +35,6 @@ def client(tmp_path: Path) -> Iterator[SyncClient]:
         yield opened
 
 
-def values(client: SyncClient, topic: str, count: int) -> list[bytes | None]:
-    """The values that a reader is given; it waits for as many as are expected."""
-    found: list[bytes | None] = []
-    with client.reader(topic) as reader:
-        while len(found) < count and (batch := reader.read(timeout=120)) is not None:
-            found += [record.value for record in batch]
-        assert reader.read() is None
-    return found
-
-
 def test_transactions(client: SyncClient) -> None:
     with client.transaction() as txn:
         txn.send("orders", "one", key="a", properties={"p": "1"})
@@ -57,8 +48,8 @@ def test_transactions(client: SyncClient) -> None:
     with pytest.raises(ZeroDivisionError), client.transaction() as untouched:
         untouched.send("orders", b"never")
         raise ZeroDivisionError
-    assert values(client, "orders", 3) == [b"one", b"two", b"three"]
-    assert values(client, "stock", 1) == [None]
+    assert read_values(client, "orders", 3) == [b"one", b"two", b"three"]
+    assert read_values(client, "stock", 1) == [None]
     with client.reader("stock") as reader:
         batch = reader.read(timeout=120)
         assert batch is not None
@@ -82,7 +73,7 @@ def test_a_block_may_end_its_transaction_itself(client: SyncClient) -> None:
     with pytest.raises(InvalidRequest, match="has not begun"):
         client.transaction().send("log", b"never")
     assert client.outcome(other.id) is Outcome.ABORT
-    assert values(client, "log", 1) == [b"one"]
+    assert read_values(client, "log", 1) == [b"one"]
 
 
 def test_many_records_in_single_sends_keep_their_order(client: SyncClient) -> None:
@@ -90,7 +81,7 @@ def test_many_records_in_single_sends_keep_their_order(client: SyncClient) -> No
     with client.transaction() as txn:
         for index in range(count):
             txn.send("log", b"%d" % index)
-    assert values(client, "log", count) == [b"%d" % index for index in range(count)]
+    assert read_values(client, "log", count) == [b"%d" % index for index in range(count)]
 
 
 def test_sync_client_raises_the_errors_of_the_asyncio_client(client: SyncClient) -> None:
@@ -110,7 +101,7 @@ def test_sync_client_raises_the_errors_of_the_asyncio_client(client: SyncClient)
         slow.send("log", b"never")
         while client.outcome(slow.id) is None:
             time.sleep(0.05)
-    assert values(client, "log", 2) == [b"v", b"w"]
+    assert read_values(client, "log", 2) == [b"v", b"w"]
 
 
 def test_run_and_ordinary_sends(client: SyncClient) -> None:
@@ -127,7 +118,7 @@ def test_run_and_ordinary_sends(client: SyncClient) -> None:
     client.send("log", b"ordinary", key="k")
     client.send_many("log", [b"a", b"b"])
     client.delete("log", "k")
-    assert values(client, "log", 5) == [b"in a transaction", b"ordinary", b"a", b"b", None]
+    assert read_values(client, "log", 5) == [b"in a transaction", b"ordinary", b"a", b"b", None]
 
 
 def test_threads_share_a_client(client: SyncClient) -> None:
@@ -141,7 +132,7 @@ def test_threads_share_a_client(client: SyncClient) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(values(client, "log", 80)) == sorted(
+    assert sorted(read_values(client, "log", 80)) == sorted(
         f"{name}{index}".encode() for name in "abcd" for index in range(20)
     )
 
@@ -158,8 +149,8 @@ def test_handler_runs_in_the_calling_thread(client: SyncClient) -> None:
     done = client.process("source", "doubling", handle, on_error=dead_letter("bad"), idle_timeout=0.1)
     assert (done.records, done.dead_letters) == (2, 1)
     assert threads == {threading.get_ident()}
-    assert values(client, "target", 2) == [b"2", b"6"]
-    assert values(client, "bad", 1) == [b"x"]
+    assert read_values(client, "target", 2) == [b"2", b"6"]
+    assert read_values(client, "bad", 1) == [b"x"]
     client.send("source", b"y")
     with pytest.raises(ValueError, match="invalid literal"):
         client.process("source", "doubling", handle)
@@ -344,7 +335,7 @@ def test_service_is_killed_and_restarted(txnbuf_service: ServiceProcess) -> None
         assert client.outcome(second.id) is Outcome.COMMIT
     assert txnbuf_service.stop() == 0
     with connect(f"file:{txnbuf_service.directory}") as client:
-        assert values(client, "log", 3) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
+        assert read_values(client, "log", 3) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
 
 
 def test_reader_opened_during_a_restart_waits_for_the_service(txnbuf_service: ServiceProcess) -> None:
@@ -354,7 +345,7 @@ def test_reader_opened_during_a_restart_waits_for_the_service(txnbuf_service: Se
         txnbuf_service.kill()
         coming = threading.Timer(0.5, txnbuf_service.restart)
         coming.start()
-        assert values(client, "log", 1) == [b"kept"]
+        assert read_values(client, "log", 1) == [b"kept"]
         coming.join()
 
 
@@ -384,8 +375,8 @@ def test_service_is_killed_while_transactions_run(txnbuf_service: ServiceProcess
     txnbuf_service.kill()
     with connect(f"file:{txnbuf_service.directory}") as client:
         assert len(committed) == 480
-        assert sorted(value or b"" for value in values(client, "log", 480)) == sorted(committed)
-        assert sorted(value or b"" for value in values(client, "other", 480)) == sorted(committed)
+        assert sorted(value or b"" for value in read_values(client, "log", 480)) == sorted(committed)
+        assert sorted(value or b"" for value in read_values(client, "other", 480)) == sorted(committed)
 
 
 def test_connect_without_a_service_is_an_error(txnbuf_service: ServiceProcess) -> None:
@@ -410,4 +401,4 @@ def test_fixture_of_an_embedded_log(txnbuf_address: str) -> None:
         with connect(txnbuf_address) as client, client.transaction() as txn:
             txn.send("log", value)
     with connect(txnbuf_address) as client:
-        assert values(client, "log", 2) == [b"one", b"two"]
+        assert read_values(client, "log", 2) == [b"one", b"two"]

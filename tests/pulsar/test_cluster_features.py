@@ -14,6 +14,7 @@ import pytest
 from pulsar.schema import AvroSchema, Integer
 from pulsar.schema import Record as SchemaRecord
 from pulsar_cluster import Cluster
+from reading import read_values
 from service_process import ServiceProcess
 
 from broker_io.errors import Error
@@ -54,16 +55,6 @@ def another(cluster: Cluster) -> Iterator[pulsar.Client]:
         client.close()
 
 
-def committed(client: SyncClient, topic: str, count: int) -> list[bytes | None]:
-    values: list[bytes | None] = []
-    with client.reader(topic) as reader:
-        while len(values) < count:
-            batch = reader.read(timeout=LONG)
-            assert batch is not None
-            values += [record.value for record in batch]
-    return values
-
-
 def test_a_topic_with_a_schema_takes_transactions(cluster: Cluster, namespace: str) -> None:
     """Values are bytes of the schema, encoded by the sender; a consumer with the schema skips markers."""
     ask(cluster.admin, f"persistent/{namespace}/orders", "PUT", {})
@@ -74,7 +65,7 @@ def test_a_topic_with_a_schema_takes_transactions(cluster: Cluster, namespace: s
         with client.transaction() as txn:
             txn.send("orders", schema.encode(Order(apples=2)))
             txn.commit(wait_visible=True)
-        assert [schema.decode(value).apples for value in committed(client, "orders", 2)] == [1, 2]
+        assert [schema.decode(value).apples for value in read_values(client, "orders", 2)] == [1, 2]
         consumer = other.subscribe(
             url, "plain", schema=schema, initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=10
         )
@@ -105,7 +96,7 @@ def test_messages_have_the_schema_version(cluster: Cluster, namespace: str, topi
                 version = message._message.int_schema_version()  # the wrapper has no accessor
                 records.append((version, message.value().apples))
         assert records == [(0, 2), (0, 3), (0, 4)]
-        decoded = [AvroSchema(Order).decode(value).apples for value in committed(client, topic, 3)]
+        decoded = [AvroSchema(Order).decode(value).apples for value in read_values(client, topic, 3)]
         assert decoded == [2, 3, 4]
 
 
@@ -126,7 +117,7 @@ def test_invalid_use_of_schemas_is_rejected_by_name(cluster: Cluster, namespace:
         with pytest.raises(Error, match="rejects the schema"), client.transaction() as txn:
             txn.send("counts", Order(apples=1))
             txn.commit()
-        assert [AvroSchema(Order).decode(value).apples for value in committed(client, "orders", 1)] == [1]
+        assert [AvroSchema(Order).decode(value).apples for value in read_values(client, "orders", 1)] == [1]
 
 
 def test_namespace_that_enforces_schemas_is_rejected_by_name(cluster: Cluster, namespace: str) -> None:
@@ -144,7 +135,7 @@ def test_deduplication_by_the_broker_changes_nothing(cluster: Cluster, namespace
         for number in range(20):
             with client.transaction() as txn:
                 txn.send_many("orders", [str(number)] * 10, batching="records" if number % 2 else "messages")
-        assert [int(value or b"") for value in committed(client, "orders", 200)] == [
+        assert [int(value or b"") for value in read_values(client, "orders", 200)] == [
             number for number in range(20) for _ in range(10)
         ]
 
@@ -157,4 +148,4 @@ def test_delayed_message_is_read_at_its_position(cluster: Cluster, namespace: st
         producer = other.create_producer(f"persistent://{namespace}/orders")
         producer.send(b"2", deliver_after=datetime.timedelta(hours=1))
         client.send("orders", b"3")
-        assert committed(client, "orders", 3) == [b"1", b"2", b"3"]
+        assert read_values(client, "orders", 3) == [b"1", b"2", b"3"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 import urllib.error
 from contextlib import ExitStack, suppress
 
 import pytest
 from pulsar_cluster import Cluster
+from reading import read_values
 from service_process import ServiceProcess
 
 from broker_io.standalone import ask
@@ -41,15 +41,6 @@ def made_anew(cluster: Cluster, namespace: str) -> None:
         return namespace in ask(cluster.admin, "namespaces/public")
 
     eventually(made)
-
-
-def seen(client: SyncClient, topic: str, count: int) -> list[bytes | None]:
-    values: list[bytes | None] = []
-    deadline = time.monotonic() + 60.0
-    with client.reader(topic) as reader:
-        while len(values) < count and time.monotonic() < deadline:
-            values += [record.value for record in reader.read(timeout=1.0) or ()]
-    return values
 
 
 def tell_errors(client: SyncClient, told: list[Error]) -> None:
@@ -97,4 +88,4 @@ def test_deletion_ends_services_and_clients_and_the_new_namespace_works(cluster:
             assert of_newer > of_older
             with pytest.raises(Error), older.transaction() as txn:  # the older client has to reconnect
                 txn.send("newer", b"older")
-            assert seen(client, "newer", len(numbers)) == numbers
+            assert read_values(client, "newer", len(numbers)) == numbers

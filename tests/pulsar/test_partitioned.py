@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pulsar
 import pytest
 from pulsar_cluster import Cluster
+from reading import read_records
 from service_process import ServiceProcess
 
 from broker_io import open_broker
@@ -36,16 +37,6 @@ def beside_a_service(cluster: Cluster, namespace: str) -> Iterator[SyncClient]:
         yield client
 
 
-def committed(client: SyncClient, topic: str, count: int) -> list[Record]:
-    records: list[Record] = []
-    with client.reader(topic) as reader:
-        while len(records) < count:
-            batch = reader.read(timeout=LONG)
-            assert batch is not None
-            records += batch
-    return records
-
-
 def test_a_transaction_on_a_partitioned_topic_is_whole(cluster: Cluster, namespace: str) -> None:
     with beside_a_service(cluster, namespace) as client:
         with client.transaction() as txn:
@@ -56,7 +47,7 @@ def test_a_transaction_on_a_partitioned_topic_is_whole(cluster: Cluster, namespa
             gone.send_many("wide", KEYS, keys=KEYS)
             gone.abort()
         assert client.outcome(txn.id) is Outcome.COMMIT
-        records = committed(client, "wide", 104)
+        records = read_records(client, "wide", 104)
         assert {record.txn for record in records} == {txn.id}
         places = choose([key.encode() for key in KEYS], 3).tolist()
         for number, name in enumerate(WIDE):
@@ -92,7 +83,7 @@ def test_a_partitioned_topic_grows_while_it_is_written_and_consumed(
             with client.reader("copied") as reader:
                 if sum(map(len, iter(reader.read, None))) >= 4:
                     break
-        copied = sorted(str(record.value, "utf-8") for record in committed(client, "copied", 4) if record.value)
+        copied = sorted(str(record.value, "utf-8") for record in read_records(client, "copied", 4) if record.value)
         assert copied == [*WIDE, partition_name("wide", 3)]
 
 
@@ -107,7 +98,7 @@ def test_records_are_exchanged_with_plain_clients(cluster: Cluster, namespace: s
                 producer.send(key.encode(), partition_key=key)
             with client.transaction() as txn:
                 txn.send_many("wide", KEYS, keys=KEYS)
-            assert len(committed(client, "wide", 200)) == 200
+            assert len(read_records(client, "wide", 200)) == 200
             found: list[str] = []
             while len(found) < 200:
                 message = consumer.receive(int(LONG * 1000))

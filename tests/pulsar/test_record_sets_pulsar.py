@@ -7,6 +7,7 @@ import os
 import pulsar
 import pytest
 from pulsar_cluster import Cluster
+from reading import read_records
 from service_process import ServiceProcess
 
 from broker_io import open_broker
@@ -17,16 +18,6 @@ from txnbuffer.recordset import unpack
 
 LONG = 60.0
 TEXTS = [str(number) for number in range(3000)]
-
-
-def committed(client: SyncClient, topic: str, count: int) -> list[Record]:
-    records: list[Record] = []
-    with client.reader(topic) as reader:
-        while len(records) < count:
-            batch = reader.read(limit=500, timeout=LONG)
-            assert batch is not None
-            records += batch
-    return records
 
 
 def test_sets_are_read_as_records_and_by_plain_clients_by_their_property(cluster: Cluster, namespace: str) -> None:
@@ -42,7 +33,7 @@ def test_sets_are_read_as_records_and_by_plain_clients_by_their_property(cluster
         with client.transaction() as gone:
             gone.send_many("orders", TEXTS)
             gone.abort()
-        records = committed(client, "orders", 3003)
+        records = read_records(client, "orders", 3003)
         assert [record.value for record in records] == [text.encode() for text in (*TEXTS, "by itself", "a", "b")]
         assert [record.seqno for record in records] == [*range(1, 3004)]
         assert records[7].key == b"key 7"
@@ -74,7 +65,7 @@ def exactly_once(client: SyncClient) -> list[int]:
         with client.reader("copied") as reader:
             if sum(map(len, iter(reader.read, None))) >= 3000:
                 break
-    return [int(record.value or b"") for record in committed(client, "copied", 3000)]
+    return [int(record.value or b"") for record in read_records(client, "copied", 3000)]
 
 
 def in_messages(cluster: Cluster, topic: str, count: int) -> list[str]:
@@ -104,7 +95,7 @@ def test_topic_of_alternating_sets_and_messages_keeps_its_order(cluster: Cluster
             for number in range(40):
                 batching = "records" if number // 3 % 2 else "messages"
                 txn.send_many("orders", [str(number)] * 50, batching=batching)
-        found = [int(record.value or b"") for record in committed(client, "orders", 2000)]
+        found = [int(record.value or b"") for record in read_records(client, "orders", 2000)]
         assert found == [number for number in range(40) for _ in range(50)]
     with open_broker(address, **options) as broker, broker.reader("orders") as reader:
         placed = reader.read(timeout=LONG)

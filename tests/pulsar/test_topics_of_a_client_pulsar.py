@@ -7,26 +7,16 @@ from typing import Any
 
 import pytest
 from pulsar_cluster import Cluster
+from reading import read_values
 from service_process import ServiceProcess
 
 from broker_io.errors import NotSupported, ReadOnly, TopicNotFound
 from broker_io.partitions import partition_name
 from broker_io.standalone import ask
-from txnbuffer import SyncClient, connect
+from txnbuffer import connect
 from txnbuffer.errors import TopicInUse
 
 LONG = 60.0
-
-
-def values(client: SyncClient, topic: str, count: int, **options: Any) -> list[Any]:
-    found: list[Any] = []
-    with client.reader(topic, **options) as reader:
-        while len(found) < count:
-            batch = reader.read(timeout=LONG)
-            assert batch is not None
-            found += [record.value for record in batch]
-        assert reader.read(timeout=0.5) is None
-    return found
 
 
 def test_topics_are_listed_awaited_and_read_without_a_service(cluster: Cluster, namespace: str) -> None:
@@ -46,7 +36,7 @@ def test_topics_are_listed_awaited_and_read_without_a_service(cluster: Cluster, 
 
         timer = threading.Timer(1.0, send)
         timer.start()
-        assert values(client, "orders", 2, wait=True) == [b"1", b"2"]
+        assert read_values(client, "orders", 2, wait=True) == [b"1", b"2"]
         timer.join()
         with client.transaction() as aborted:
             aborted.send("orders", b"never")
@@ -56,8 +46,8 @@ def test_topics_are_listed_awaited_and_read_without_a_service(cluster: Cluster, 
         assert seen == [b"1", b"2"]
     with connect(address, broker_options=options, read_only=True) as reading:
         assert reading.topics() == ["orders", "wide"]
-        assert values(reading, "orders", 2) == [b"1", b"2"]
-        assert values(reading, "wide", 1) == [b"3"]
+        assert read_values(reading, "orders", 2) == [b"1", b"2"]
+        assert read_values(reading, "wide", 1) == [b"3"]
         with reading.reader("orders") as reader:
             batch = reader.read(timeout=LONG)
             assert batch is not None
@@ -84,7 +74,7 @@ def test_a_topic_is_deleted_and_its_name_is_free(cluster: Cluster, namespace: st
             assert txn.id
             with pytest.raises(TopicInUse, match=f"transaction {txn.id} is open"):
                 client.delete_topic("orders")
-        assert values(client, "orders", 1) == [b"1"]
+        assert read_values(client, "orders", 1) == [b"1"]
         with client.stream("orders") as stream:
             assert stream.next(timeout=LONG) is not None
             with pytest.raises(TopicInUse, match=r"a change stream of .* reads it"):
@@ -106,5 +96,5 @@ def test_a_topic_is_deleted_and_its_name_is_free(cluster: Cluster, namespace: st
             txn.send("plain", b"2")
 
         client.run(again)
-        assert values(client, "orders", 1) == [b"2"]
-        assert values(client, "plain", 1) == [b"2"]
+        assert read_values(client, "orders", 1) == [b"2"]
+        assert read_values(client, "plain", 1) == [b"2"]

@@ -15,6 +15,7 @@ import pytest
 from pulsar.schema import AvroSchema, Integer
 from pulsar.schema import Record as SchemaRecord
 from pulsar_cluster import Cluster
+from reading import read_values
 from service_process import ServiceProcess
 
 from broker_io.batch import Batch, Message, Numbers
@@ -197,16 +198,6 @@ def a_client(cluster: Cluster, namespace: str, **options: Any) -> Iterator[SyncC
         yield client
 
 
-def received(client: SyncClient, topic: str, count: int) -> list[Any]:
-    with client.reader(topic) as reader:
-        found = []
-        for record in reader.records(timeout=LONG):
-            found.append(record.value)
-            if len(found) == count:
-                break
-        return found
-
-
 @pytest.mark.timeout(900)
 def test_registered_schemas_of_a_cluster(cluster: Cluster, namespace: str) -> None:
     """Avro with two versions, also written by another program; JSON; values that do not match."""
@@ -228,8 +219,8 @@ def test_registered_schemas_of_a_cluster(cluster: Cluster, namespace: str) -> No
                 txn.commit(wait_visible=True)
             with pytest.raises(InvalidRequest, match="'plain' has no schema"):
                 client.send("plain", {"apples": 1})
-            assert received(client, "orders", 2) == [{"apples": 1}, {"apples": 2}]
-            assert received(client, "prices", 1) == [{"apples": 5}]
+            assert read_values(client, "orders", 2) == [{"apples": 1}, {"apples": 2}]
+            assert read_values(client, "prices", 1) == [{"apples": 5}]
             consumer = other.subscribe(
                 url, "plain", schema=AvroSchema(Order), initial_position=pulsar.InitialPosition.Earliest
             )
