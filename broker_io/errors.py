@@ -38,6 +38,13 @@ class Error(Exception):
     retryable: ClassVar[bool] = False
     grpc_status: ClassVar[str] = "INTERNAL"
 
+    def __init_subclass__(cls, *, retryable: bool | None = None, grpc_status: str | None = None) -> None:
+        super().__init_subclass__()
+        if retryable is not None:
+            cls.retryable = retryable
+        if grpc_status is not None:
+            cls.grpc_status = grpc_status
+
     def __reduce__(self) -> tuple[Callable[..., Self], tuple[object, ...], dict[str, Any]]:
         """The class and its text, because the arguments of most constructors are no texts, and then the rest."""
         hidden = self.__suppress_context__
@@ -121,10 +128,8 @@ class UnknownOption(CallerError):
     """An option that this backend does not have."""
 
 
-class TopicNotFound(CallerError):
+class TopicNotFound(CallerError, grpc_status="NOT_FOUND"):
     """A topic that does not exist."""
-
-    grpc_status = "NOT_FOUND"
 
 
 class TopicPartitioned(TopicNotFound):
@@ -139,30 +144,24 @@ class InvalidMessage(CallerError):
     """A message or batch that can't be stored as it is; nothing of the batch was appended."""
 
 
-class PositionTrimmed(CallerError):
+class PositionTrimmed(CallerError, grpc_status="OUT_OF_RANGE"):
     """A read from a position whose messages were trimmed; the reader does not skip them silently."""
-
-    grpc_status = "OUT_OF_RANGE"
 
 
 class LogRestored(CallerError):
     """The log lacks what this client or reader has read: an older copy was restored, or a promotion was forced."""
 
 
-class ProtectedTopic(CallerError):
+class ProtectedTopic(CallerError, grpc_status="PERMISSION_DENIED"):
     """A change of a topic that belongs to the service."""
 
-    grpc_status = "PERMISSION_DENIED"
 
-
-class LimitExceeded(CallerError):
+class LimitExceeded(CallerError, retryable=True, grpc_status="RESOURCE_EXHAUSTED"):
     """A limit refuses a request, of which nothing was done: retry it after `retry_after` seconds.
 
     `limit`: the setting, such as "limits.sessions", or "overload" while the service has more to do than it can.
     """
 
-    retryable = True
-    grpc_status = "RESOURCE_EXHAUSTED"
     DEFAULT_RETRY = 1.0
 
     def __init__(self, message: str, limit: str = "", retry_after: float = DEFAULT_RETRY) -> None:
@@ -180,79 +179,56 @@ class TooManyStreams(LimitExceeded):
     """The service has reached its limit of open readers, writers or change streams."""
 
 
-class VersionMismatch(CallerError):
+class VersionMismatch(CallerError, grpc_status="FAILED_PRECONDITION"):
     """Client and service have different versions of the protocol; the message says which side to upgrade."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class MalformedMessage(CallerError):
     """Bytes that are not a message of the log service; the sender uses another protocol."""
 
 
-class NotAuthorized(CallerError):
+class NotAuthorized(CallerError, grpc_status="PERMISSION_DENIED"):
     """Credentials that are wrong, or lack the permission."""
 
-    grpc_status = "PERMISSION_DENIED"
 
-
-class Unauthenticated(NotAuthorized):
+class Unauthenticated(NotAuthorized, grpc_status="UNAUTHENTICATED"):
     """Credentials that are missing, unknown, expired or revoked."""
 
-    grpc_status = "UNAUTHENTICATED"
 
-
-class NotSupported(CallerError):
+class NotSupported(CallerError, grpc_status="UNIMPLEMENTED"):
     """An operation of the broker port that this backend can't do."""
 
-    grpc_status = "UNIMPLEMENTED"
 
-
-class Closed(CallerError):
+class Closed(CallerError, grpc_status="FAILED_PRECONDITION"):
     """A call on a closed object."""
 
-    grpc_status = "FAILED_PRECONDITION"
 
-
-class UsedAfterFork(CallerError):
+class UsedAfterFork(CallerError, grpc_status="FAILED_PRECONDITION"):
     """A forked child used a client of its parent, or a service after its parent had used one."""
 
-    grpc_status = "FAILED_PRECONDITION"
 
-
-class ReadOnly(CallerError):
+class ReadOnly(CallerError, grpc_status="FAILED_PRECONDITION"):
     """A change of a log that was opened read-only."""
 
-    grpc_status = "FAILED_PRECONDITION"
 
-
-class Fenced(PeerError):
+class Fenced(PeerError, grpc_status="ABORTED"):
     """Another exclusive writer opened the topic: ownership is lost; reopen only on evidence that it is gone."""
 
-    grpc_status = "ABORTED"
 
-
-class StillHeld(PeerError):
+class StillHeld(PeerError, retryable=True, grpc_status="UNAVAILABLE"):
     """Another process still held the topic exclusively after the wait; a longer wait can help."""
 
-    retryable = True
-    grpc_status = "UNAVAILABLE"
 
-
-class ServiceUnavailable(PeerError):
+class ServiceUnavailable(PeerError, retryable=True):
     """The service did not answer, or not in time, or the connection broke; a retry can help."""
-
-    retryable = True
 
 
 class UntrustedService(ServiceUnavailable):
     """The certificate of a service does not verify: the CA certificate, the host name or the address is wrong."""
 
 
-class ClusterRefused(PeerError):
+class ClusterRefused(PeerError, grpc_status="FAILED_PRECONDITION"):
     """A cluster rejects a request; `status` is the HTTP status, or 0, and `reason` the cluster's text."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, message: str, status: int, reason: str) -> None:
         super().__init__(message)
@@ -260,27 +236,20 @@ class ClusterRefused(PeerError):
         self.reason = reason
 
 
-class AppendUnknown(PeerError):
+class AppendUnknown(PeerError, retryable=True):
     """The connection broke during an append, which may or may not be in the log; open another writer."""
-
-    retryable = True
 
 
 class NotLive(ServiceUnavailable):
     """A request to a member of a pair that is not live; the other one may be."""
 
 
-class LockUnavailable(PeerError):
+class LockUnavailable(PeerError, retryable=True):
     """The lock of a pair did not answer: what was asked of it may or may not have happened."""
 
-    retryable = True
 
-
-class NotInSync(PeerError):
+class NotInSync(PeerError, retryable=True, grpc_status="FAILED_PRECONDITION"):
     """The backup of a pair is not in sync, so it can't take over, or nothing can be written; wait until it is."""
-
-    retryable = True
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class EntryTooLarge(AppendUnknown):
@@ -297,62 +266,44 @@ class Damaged(StorageError):
         self.what = what
 
 
-class ForeignDirectory(StorageError):
+class ForeignDirectory(StorageError, grpc_status="FAILED_PRECONDITION"):
     """A directory that does not contain an embedded log."""
 
-    grpc_status = "FAILED_PRECONDITION"
 
-
-class UnsupportedFormat(StorageError):
+class UnsupportedFormat(StorageError, grpc_status="FAILED_PRECONDITION"):
     """A file whose format version this release does not read."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class NotAMember(StorageError):
     """A directory is the store of a member of a pair, and was opened for writing without the pair."""
 
 
-class NotPromotable(StorageError):
+class NotPromotable(StorageError, grpc_status="FAILED_PRECONDITION"):
     """A store that must never be live, because parts of its log are missing."""
 
-    grpc_status = "FAILED_PRECONDITION"
 
-
-class DiskFailed(StorageError):
+class DiskFailed(StorageError, grpc_status="UNAVAILABLE"):
     """A write or fsync failed, so the log has stopped; nothing acknowledged is lost, reopen the log."""
 
-    grpc_status = "UNAVAILABLE"
 
-
-class DiskFull(DiskFailed):
+class DiskFull(DiskFailed, grpc_status="RESOURCE_EXHAUSTED"):
     """No space was left, so the log has stopped; nothing acknowledged is lost, free space and reopen the log."""
 
-    grpc_status = "RESOURCE_EXHAUSTED"
 
-
-class DiskWatermark(StorageError):
+class DiskWatermark(StorageError, retryable=True, grpc_status="RESOURCE_EXHAUSTED"):
     """Less free space than the watermark: appends are rejected until there is more; the log has not stopped."""
 
-    retryable = True
-    grpc_status = "RESOURCE_EXHAUSTED"
 
-
-class Locked(EnvironmentFault):
+class Locked(EnvironmentFault, grpc_status="ALREADY_EXISTS"):
     """Another process owns the directory."""
-
-    grpc_status = "ALREADY_EXISTS"
 
 
 class UnsafePolicy(EnvironmentFault):
     """A policy of the cluster could drop messages that are still needed; nothing was written."""
 
 
-class TooManyFiles(EnvironmentFault):
+class TooManyFiles(EnvironmentFault, retryable=True, grpc_status="RESOURCE_EXHAUSTED"):
     """The process or the machine has no file descriptor left; nothing was changed, the log has not stopped."""
-
-    retryable = True
-    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class MissingDependency(EnvironmentFault):

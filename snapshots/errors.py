@@ -53,10 +53,8 @@ class AppliedPositionTrimmed(SnapshotError):
         self.first_ledger = first_ledger
 
 
-class UnsupportedSnapshot(SnapshotError):
+class UnsupportedSnapshot(SnapshotError, grpc_status="FAILED_PRECONDITION"):
     """An entry of a newer format version."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, topic: str, entry: str, version: str) -> None:
         super().__init__(
@@ -78,10 +76,8 @@ class OwnershipLost(Fenced):
         self.epoch = epoch
 
 
-class NotRegistered(CallerError):
+class NotRegistered(CallerError, grpc_status="FAILED_PRECONDITION"):
     """A topic that this owner does not follow; register it first."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class TopicDamaged(Damaged):

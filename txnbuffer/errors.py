@@ -82,10 +82,8 @@ class UndecodableValue(CallerError):
 # The caller: transactions
 
 
-class TransactionAborted(CallerError):
+class TransactionAborted(CallerError, grpc_status="ABORTED"):
     """The transaction was aborted and has no effect; begin a new transaction to retry."""
-
-    grpc_status = "ABORTED"
 
     def __init__(self, txn: TxnId, reason: str) -> None:
         super().__init__(f"transaction {txn} was aborted: {reason}; begin a new transaction to retry")
@@ -98,20 +96,16 @@ class TransactionAborted(CallerError):
         return self.reason == TIME_UP
 
 
-class TransactionCommitted(CallerError):
+class TransactionCommitted(CallerError, grpc_status="FAILED_PRECONDITION"):
     """The transaction has committed, so it cannot be aborted."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, txn: TxnId) -> None:
         super().__init__(f"transaction {txn} has committed, so it cannot be aborted: send other records to undo it")
         self.txn = txn
 
 
-class OutcomeForgotten(CallerError):
+class OutcomeForgotten(CallerError, grpc_status="NOT_FOUND"):
     """The transaction ended so long ago that its outcome is no longer stored."""
-
-    grpc_status = "NOT_FOUND"
 
     def __init__(self, txn: TxnId) -> None:
         super().__init__(
@@ -124,22 +118,16 @@ class TooManyTransactions(LimitExceeded):
     """The session, its principal or the service has reached its limit of open transactions."""
 
 
-class UnknownTransaction(CallerError):
+class UnknownTransaction(CallerError, grpc_status="NOT_FOUND"):
     """The coordinator never assigned this transaction id."""
 
-    grpc_status = "NOT_FOUND"
 
-
-class ForeignTransaction(CallerError):
+class ForeignTransaction(CallerError, grpc_status="PERMISSION_DENIED"):
     """The transaction belongs to another session or another coordinator."""
 
-    grpc_status = "PERMISSION_DENIED"
 
-
-class UnregisteredTopic(CallerError):
+class UnregisteredTopic(CallerError, grpc_status="FAILED_PRECONDITION"):
     """A transaction names a topic that was not registered before the first write to it."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class TopicNotCreated(TopicNotFound):
@@ -149,10 +137,9 @@ class TopicNotCreated(TopicNotFound):
         super().__init__(f"topic {topic!r} does not exist, and this service creates no topics: create it first")
 
 
-class TopicInUse(CallerError):
+class TopicInUse(CallerError, grpc_status="FAILED_PRECONDITION"):
     """The topic was not deleted, because transactions, streams, cursors or groups need it; the message names them."""
 
-    grpc_status = "FAILED_PRECONDITION"
     SHOWN = 10
 
     @classmethod
@@ -162,19 +149,15 @@ class TopicInUse(CallerError):
         return cls(f"topic {topic!r} is in use and was not deleted: {'; '.join([*uses[: cls.SHOWN], *more])}")
 
 
-class ForeignTopic(CallerError):
+class ForeignTopic(CallerError, grpc_status="FAILED_PRECONDITION"):
     """The topic, producer name or group belongs to another shard; ask the service of that shard."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
 
 # The caller: named producers and consumer groups
 
 
-class AlreadyCommitted(CallerError):
+class AlreadyCommitted(CallerError, grpc_status="ALREADY_EXISTS"):
     """This sequence number of the named producer has already committed; do not send it again."""
-
-    grpc_status = "ALREADY_EXISTS"
 
     def __init__(self, name: str, number: int, last: int) -> None:
         super().__init__(
@@ -185,25 +168,19 @@ class AlreadyCommitted(CallerError):
         self.last = last
 
 
-class PositionConflict(CallerError):
+class PositionConflict(CallerError, grpc_status="FAILED_PRECONDITION"):
     """A consumer's transaction does not start where the last committed transaction of its group ended."""
 
-    grpc_status = "FAILED_PRECONDITION"
 
-
-class HandlerTooSlow(CallerError):
+class HandlerTooSlow(CallerError, grpc_status="DEADLINE_EXCEEDED"):
     """The handler of a group took longer for one record than the timeout of the transaction or of the member."""
-
-    grpc_status = "DEADLINE_EXCEEDED"
 
 
 # The caller: change streams
 
 
-class MutationsTrimmed(CallerError):
+class MutationsTrimmed(CallerError, grpc_status="OUT_OF_RANGE"):
     """The requested mutations are no longer in the log."""
-
-    grpc_status = "OUT_OF_RANGE"
 
     def __init__(self, asked: int, first: int) -> None:
         super().__init__(
@@ -213,85 +190,62 @@ class MutationsTrimmed(CallerError):
         self.first = first
 
 
-class StreamTrimmed(CallerError):
+class StreamTrimmed(CallerError, grpc_status="OUT_OF_RANGE"):
     """The next mutations of the stream are no longer in the log."""
 
-    grpc_status = "OUT_OF_RANGE"
 
-
-class SeqnoOutOfRange(CallerError):
+class SeqnoOutOfRange(CallerError, grpc_status="OUT_OF_RANGE"):
     """A stream request has seqnos that contradict each other, or that the topic has not reached."""
-
-    grpc_status = "OUT_OF_RANGE"
 
 
 class UnreadableToken(CallerError):
     """The text is not a resume token of this release."""
 
 
-class ForeignToken(CallerError):
+class ForeignToken(CallerError, grpc_status="FAILED_PRECONDITION"):
     """The resume token belongs to another topic or another cluster."""
 
-    grpc_status = "FAILED_PRECONDITION"
 
-
-class StreamExists(CallerError):
+class StreamExists(CallerError, grpc_status="ALREADY_EXISTS"):
     """The connection already has a stream with this number."""
-
-    grpc_status = "ALREADY_EXISTS"
 
 
 class StreamMemoryExhausted(LimitExceeded):
     """The service has no memory for another stream at the moment."""
 
 
-class StreamTooSlow(CallerError):
+class StreamTooSlow(CallerError, retryable=True, grpc_status="RESOURCE_EXHAUSTED"):
     """The service ended the stream because its reader did not keep up."""
 
-    retryable = True
-    grpc_status = "RESOURCE_EXHAUSTED"
 
-
-class StreamTopicDeleted(CallerError):
+class StreamTopicDeleted(CallerError, grpc_status="NOT_FOUND"):
     """The topic of the stream was deleted."""
 
-    grpc_status = "NOT_FOUND"
 
-
-class UnknownCursor(CallerError):
+class UnknownCursor(CallerError, grpc_status="NOT_FOUND"):
     """The topic has no durable cursor with this name: it never existed, was removed, or was dropped for its size."""
 
-    grpc_status = "NOT_FOUND"
 
-
-class TooManyTopics(LimitExceeded):
+class TooManyTopics(LimitExceeded, retryable=False):
     """The principal has created as many topics as it may: send to one that exists, or have the limit raised."""
 
-    retryable = False
 
-
-class TooManyCursors(LimitExceeded):
+class TooManyCursors(LimitExceeded, retryable=False):
     """The topic has reached its limit of durable cursors: remove one before a retry."""
-
-    retryable = False
 
 
 # The caller: relays and sinks
 
 
-class RelayTargetTaken(CallerError):
+class RelayTargetTaken(CallerError, grpc_status="FAILED_PRECONDITION"):
     """The target of a relay has messages that were not relayed from this source; nothing was written."""
 
-    grpc_status = "FAILED_PRECONDITION"
 
-
-class RelayBranched(CallerError):
+class RelayBranched(CallerError, grpc_status="ABORTED"):
     """The history of a relay's source branched: the messages of the target after `seqno` are not in the source.
 
     Messages cannot be removed from a log, so nothing was written.
     """
-
-    grpc_status = "ABORTED"
 
     def __init__(self, topic: str, seqno: int, relayed: str) -> None:
         super().__init__(
@@ -302,10 +256,8 @@ class RelayBranched(CallerError):
         self.seqno = seqno
 
 
-class ForeignSink(CallerError):
+class ForeignSink(CallerError, grpc_status="FAILED_PRECONDITION"):
     """The sink has data from another source; nothing in it was changed."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
 
 # The peer: the coordinator and its sessions
@@ -323,10 +275,8 @@ class SendUnknown(PeerError):
     """The connection broke, or the log stopped, during a send outside of a transaction: it may or may not be stored."""
 
 
-class ReplayStalled(PeerError):
+class ReplayStalled(PeerError, retryable=True):
     """The broker does not deliver messages that are in the topic; a new reader may receive them."""
-
-    retryable = True
 
 
 class ProducerFenced(Fenced):
@@ -337,16 +287,12 @@ class StaleGeneration(Fenced):
     """The topics of this member were assigned to another member of the group, so it must stop consuming them."""
 
 
-class UnknownSession(PeerError):
+class UnknownSession(PeerError, grpc_status="FAILED_PRECONDITION"):
     """The coordinator does not know the session: open it again and name its open transactions."""
 
-    grpc_status = "FAILED_PRECONDITION"
 
-
-class CoordinatorStopped(PeerError):
+class CoordinatorStopped(PeerError, retryable=True):
     """The coordinator lost its ownership, or its log failed; its requests are answered by the next owner."""
-
-    retryable = True
 
 
 class LogDeleted(PeerError):
@@ -362,42 +308,28 @@ class LogDeleted(PeerError):
 # The peer: change streams
 
 
-class StreamClosed(PeerError):
+class StreamClosed(PeerError, retryable=True):
     """The service closed the stream."""
 
-    retryable = True
 
-
-class StreamFenced(PeerError):
+class StreamFenced(PeerError, retryable=True, grpc_status="ABORTED"):
     """The service of the stream no longer owns its topic."""
 
-    retryable = True
-    grpc_status = "ABORTED"
 
-
-class StreamBranched(PeerError):
+class StreamBranched(PeerError, retryable=True, grpc_status="ABORTED"):
     """The topic's history branched after the stream's position; opening the stream again gives the rollback seqno."""
 
-    retryable = True
-    grpc_status = "ABORTED"
 
-
-class StreamViolation(PeerError):
+class StreamViolation(PeerError, grpc_status="INTERNAL"):
     """The peer of a stream violated the protocol."""
 
-    grpc_status = "INTERNAL"
 
-
-class ConnectionSilent(PeerError):
+class ConnectionSilent(PeerError, retryable=True):
     """The peer of a connection sent nothing for longer than the timeout."""
 
-    retryable = True
 
-
-class ConnectionSuperseded(PeerError):
+class ConnectionSuperseded(PeerError, grpc_status="ABORTED"):
     """Another connection of the same name was opened, so this one must stop."""
-
-    grpc_status = "ABORTED"
 
 
 # The storage: the log protocol
@@ -432,19 +364,15 @@ class UndecodableMarker(ProtocolStopped):
         super().__init__(position, f"the marker can't be decoded ({reason}); inspect the message there")
 
 
-class UnsupportedProtocol(ProtocolStopped):
+class UnsupportedProtocol(ProtocolStopped, grpc_status="FAILED_PRECONDITION"):
     """A message has a protocol version that this release does not support."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, position: Position, version: str) -> None:
         super().__init__(position, f"the message has protocol version {version}; read the topic with a newer release")
 
 
-class OutOfOrder(ProtocolStopped):
+class OutOfOrder(ProtocolStopped, grpc_status="FAILED_PRECONDITION"):
     """A message is at or before the position up to which the log was applied already."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, position: Position, applied: Position) -> None:
         super().__init__(position, f"the log is already applied up to {applied}; continue after that position")
@@ -485,18 +413,12 @@ class NotVisible(StorageError):
         self.topic = topic
 
 
-class RegistrationFailed(StorageError):
+class RegistrationFailed(StorageError, retryable=True, grpc_status="UNAVAILABLE"):
     """The first snapshot of a topic could not be stored."""
 
-    retryable = True
-    grpc_status = "UNAVAILABLE"
 
-
-class RegistrationRefused(RegistrationFailed):
+class RegistrationRefused(RegistrationFailed, retryable=False, grpc_status="FAILED_PRECONDITION"):
     """The topic cannot have transactions in its current state; follow the message before a retry."""
-
-    retryable = False
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class UnreadableDecision(StorageError):
@@ -517,17 +439,12 @@ class DecisionsLost(StorageError):
 # The storage: change streams and sinks
 
 
-class TokensFailed(StorageError):
+class TokensFailed(StorageError, grpc_status="UNAVAILABLE"):
     """A token store cannot be read or written; it still has the last stored token."""
 
-    grpc_status = "UNAVAILABLE"
 
-
-class BackfillFailed(StorageError):
+class BackfillFailed(StorageError, retryable=True, grpc_status="UNAVAILABLE"):
     """The log could not be read for a stream."""
-
-    retryable = True
-    grpc_status = "UNAVAILABLE"
 
 
 class CompactionFailed(StorageError):
@@ -544,29 +461,20 @@ class BackupFailed(StorageError):
         super().__init__(f"the backup {path} was not written: {why}")
 
 
-class SinkFailed(StorageError):
+class SinkFailed(StorageError, grpc_status="UNAVAILABLE"):
     """A sink cannot be read or written; it keeps its data, and the next run continues from there."""
 
-    grpc_status = "UNAVAILABLE"
 
-
-class SinkFull(SinkFailed):
+class SinkFull(SinkFailed, grpc_status="RESOURCE_EXHAUSTED"):
     """A sink has no space left; it keeps its data, and the next run continues from there."""
-
-    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 # The environment
 
 
-class ClientBroken(EnvironmentFault):
+class ClientBroken(EnvironmentFault, grpc_status="INTERNAL"):
     """A task of the client was cancelled or failed; operations in flight may or may not have completed."""
 
-    grpc_status = "INTERNAL"
 
-
-class SinkLocked(EnvironmentFault):
+class SinkLocked(EnvironmentFault, retryable=True, grpc_status="ALREADY_EXISTS"):
     """Another process writes to the sink."""
-
-    retryable = True
-    grpc_status = "ALREADY_EXISTS"
