@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ class ProducerNames:
     _fenced: set[str] = field(default_factory=set)
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     _commits: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    _failures: Counter[str] = field(default_factory=Counter)
+    _failures: dict[str, int] = field(default_factory=dict)
     """How many commits of each name have failed, so that those that waited for one notice it."""
 
     async def sequence(self, name: str, number: int, open_name: Callable[[str], Awaitable[object]]) -> ProducerSequence:
@@ -57,17 +56,17 @@ class ProducerNames:
         Otherwise a number could commit without the one before it, which could then not be committed any more. Raises
         TransactionAborted.
         """
-        lock, failures = self._commits.setdefault(name, asyncio.Lock()), self._failures[name]
+        lock, failures = self._commits.setdefault(name, asyncio.Lock()), self._failures.get(name, 0)
         try:
             async with lock:
-                if self._failures[name] != failures:
+                if self._failures.get(name, 0) != failures:
                     raise TransactionAborted(txn, f"an earlier commit of producer {name!r} failed")
                 yield
         except NotVisible:
             raise
         except BaseException:  # also if it was cancelled while it waited
-            if self._failures[name] == failures:
-                self._failures[name] += 1
+            if self._failures.get(name, 0) == failures:
+                self._failures[name] = failures + 1
             raise
 
     def opened(self, name: str, opened: NameOpened) -> None:

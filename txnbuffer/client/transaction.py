@@ -195,7 +195,6 @@ class Transaction:
             raise InvalidRequest(f"transaction {self._open.txn} has already begun: create another one")
         sequence: ProducerSequence | None = None
         if self._sequence is not None:
-            client.check()
             sequence = await client.names.sequence(*self._sequence, client.committed_number)
         self._session, self._open = await client.sessions.begin(self._home, self._timeout, sequence)
         return self
