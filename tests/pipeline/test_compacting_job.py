@@ -48,7 +48,7 @@ SAME = (
 )
 
 
-def write(path: Path, steps: int = 150, *, sets: bool = True) -> None:
+def write(path: Path, steps: int = 80, *, sets: bool = True) -> None:
     """Two topics with a policy, whose deletions may be purged at once; without `sets` of records some are."""
     weights = Life.WEIGHTS if sets else Life.WEIGHTS | {"plain": 0, "whole": 0, "again": 0}
     with pytest.MonkeyPatch.context() as patch:

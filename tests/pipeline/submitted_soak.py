@@ -1,4 +1,4 @@
-"""A job submitted to a Spark cluster does what the command does."""
+"""A job submitted to a Spark cluster does what the command does; run by `make soak`."""
 
 from __future__ import annotations
 
