@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker_io.environment import Environment
 from broker_io.errors import (
     AppendUnknown,
     CallerError,
     Closed,
-    Damaged,
     DiskFailed,
-    DiskFull,
     Error,
     LockUnavailable,
     NotInSync,
@@ -32,14 +30,14 @@ from broker_io.errors import (
     TopicNotFound,
     as_error,
 )
-from broker_io.filelog.log.records import Mark, Store
+from broker_io.filelog.log.records import Mark
 from broker_io.filelog.pair.link_record import LinkRecord, is_compared
-from broker_io.filelog.pair.port import CopyChunk, CopyReceiver, PairLink, PairLock, PairStore, Transport
+from broker_io.filelog.pair.port import CopyChunk, PairLink, PairLock, PairStore, Transport
 from broker_io.filelog.pair.sender import PeerSender
 from broker_io.filelog.pair.status import BackupLag, not_promotable, status_of
-from broker_io.filelog.pair.tasks import EndCopy, JournalTasks, TaskQueue
+from broker_io.filelog.pair.tasks import CopyReception, JournalTasks, LockRequests, TaskQueue
 from broker_io.filelog.replication import messages as m
-from broker_io.filelog.replication.member import PairMember, Role, Settings, Step
+from broker_io.filelog.replication.member import PairMember, Role, Settings
 from broker_io.filelog.replication.serving import Gate, has_room, lacks_backup, reads, refusal
 from broker_io.filelog.replication.states import step
 
@@ -55,13 +53,6 @@ LACKS_BACKUP = (
 JOURNAL_EFFECTS = (m.WriteRecords, m.Cut, m.MarkPartial, m.Replace, m.DropJournal, m.RemoveFiles)
 LOCK_EFFECTS = (m.ReadLock, m.SwapLock, m.Renew, m.EndSession)
 SEND_EFFECTS = (m.SendMessage, m.SendStored, m.SendCopy)
-
-
-class LockRequest(NamedTuple):
-    """A request to the lock, of a store."""
-
-    effect: m.ReadLock | m.SwapLock | m.Renew | m.EndSession
-    store: Store
 
 
 class CommitWaiter:
@@ -97,7 +88,7 @@ class PairNode:
     ) -> None:
         threads = environment.threads
         self.failure: Error | None = None
-        self._problems: dict[str, str] = {}
+        self._store_problem = ""
         self._links = LinkRecord(settings)
         self._settings = settings._replace(terms=settings.terms._replace(clocked=lock.clocked))
         self._now = environment.clock.boottime_ns
@@ -123,16 +114,21 @@ class PairNode:
         self._own: int | None = None
         self._answered = 0
         self._may_answer = False
-        self._receiver: tuple[int, CopyReceiver] | None = None
         self._lag = BackupLag(count)
-        self._swaps = self._copies = 0
-        self._requests: TaskQueue[LockRequest] = TaskQueue(threads)
+        self._copies = 0
+        self._requests = LockRequests(threads, lock, settings.terms.ttl / 1e9, lambda: self._member, self.post)
         self._applies: TaskQueue[m.Apply | m.BuildEpoch | m.AppendSwap] = TaskQueue(threads)
         self._changes: TaskQueue[bool] = TaskQueue(threads)
         self._sender = PeerSender(
             threads, self._mutex, store, lambda: self._member.log.durable, self.failed, self._link_failed
         )
         self._journal = JournalTasks(threads, store, self.post, self.failed, self._settle)
+        self._reception = CopyReception(
+            *(self._mutex, lambda: self._member, store, self._journal),
+            settle=self._settle,
+            broken=self._link_failed,
+            copied=self._copied,
+        )
         self._handlers = self._effects()
         self._threads = [
             threads.thread(self._guarded(loop), name=f"pair {name}", daemon=True) for name, loop in self._loops()
@@ -150,7 +146,7 @@ class PairNode:
             m.Serve: lambda _: self._set_live(True),
             m.StepDown: self._step_down,
             m.Stop: self._stop,
-            **dict.fromkeys(LOCK_EFFECTS, self._ask),
+            **dict.fromkeys(LOCK_EFFECTS, self._requests.ask),
             **dict.fromkeys(SEND_EFFECTS, self._send),
             **dict.fromkeys(JOURNAL_EFFECTS, self._put_journal),
         }
@@ -159,7 +155,7 @@ class PairNode:
         """The threads."""
         return [
             ("timer", self._tick_loop),
-            ("lock", self._lock_loop),
+            ("lock", self._requests.run),
             ("apply", self._apply_loop),
             ("roles", self._role_loop),
             ("journal", self._journal.run),
@@ -258,20 +254,9 @@ class PairNode:
     def _answer(self, effect: m.AnswerClients) -> None:
         self._answered = effect.lsn
 
-    def _ask(self, effect: m.ReadLock | m.SwapLock | m.Renew | m.EndSession) -> None:
-        """Ask the lock; a newer request of the same kind takes the place of one that was not sent."""
-        kind = type(effect)
-        repeated = kind is not m.EndSession
-        self._requests.put(LockRequest(effect, self._member.store), lambda each: repeated and type(each.effect) is kind)
-
     def _end_link(self, number: int) -> None:
         self._sender.end(number)
-        self._end_copy(number)
-
-    def _end_copy(self, number: int) -> None:
-        if self._receiver is not None and self._receiver[0] == number:
-            self._journal.put(EndCopy(self._receiver[1]), wake=True)
-            self._receiver = None
+        self._reception.end(number)
 
     def _set_live(self, live: bool) -> None:
         if live is not self.live:
@@ -305,7 +290,7 @@ class PairNode:
         if (number := self._sender.number) is not None:
             self._end_link(number)
         if session is not None:
-            self._requests.put(LockRequest(m.EndSession(session), member.store), lambda _: True)
+            self._requests.end(session)
 
     def failed(self, error: Exception) -> None:
         """An error after which the state of the store or of the node is unknown."""
@@ -359,63 +344,16 @@ class PairNode:
     def read_prepared(self, name: str, offset: int, size: int) -> bytes:
         return self._store.read_prepared(name, offset, size)
 
-    def _copying(self, number: int) -> Mark | None:
-        """The mark of the copy that a link brings, if it still counts."""
-        member = self._member
-        joining = member.joining
-        wanted = number == member.link and member.log.partial and joining is not None and joining.step is Step.COPY
-        return joining.copy_at if wanted and joining is not None else None
-
     def copy_chunk(self, number: int, chunk: CopyChunk) -> None:
-        self._receive(number, lambda receiver: receiver.add(chunk))
+        self._reception.receive(number, chunk)
 
     def copy_end(self, number: int) -> None:
-        self._receive(number, None)
+        self._reception.receive(number, None)
 
-    def _receive(self, number: int, work: Callable[[CopyReceiver], None] | None) -> None:
-        """Do something with the receiver of a copy; finish it if there is nothing more."""
-        problem = ""
-        with self._journal.turn() as works:
-            with self._mutex:
-                at = self._copying(number)
-                receiver = self._receiver[1] if self._receiver is not None else None
-            if not works or at is None:
-                return
-            try:
-                if receiver is None:
-                    receiver = self._begin_receiving(number)
-                if work is not None:
-                    work(receiver)
-                else:
-                    self._finish(number, receiver, at)
-            except (Damaged, DiskFull, TooManyFiles) as error:  # nothing is lost: another copy can be complete
-                problem = str(error)
-        if problem:
-            self._link_failed(number, problem)
-
-    def _begin_receiving(self, number: int) -> CopyReceiver:
-        self._settle()
-        receiver = self._store.receive()
-        with self._mutex:
-            self._receiver = (number, receiver)
-            if self._member.link != number:
-                self._end_copy(number)
-        return receiver
-
-    def _finish(self, number: int, receiver: CopyReceiver, at: Mark) -> None:
-        with self._mutex:
-            joining, self._receiver = self._member.joining, None
-            forks = () if joining is None else joining.forks
-        try:
-            receiver.finish(at, forks)
-        finally:
-            receiver.close()
-        self._journal.forget()
-        with self._mutex:
-            if self._copying(number) == at:
-                self._copies += 1
-                self._lag.clear()
-                self._step(m.Copied(at))
+    def _copied(self, at: Mark) -> None:
+        self._copies += 1
+        self._lag.clear()
+        self._step(m.Copied(at))
 
     def _settle(self) -> None:
         """Wait until nothing is being applied, or read for the peer; the state is about to be replaced."""
@@ -437,37 +375,6 @@ class PairNode:
         while (live := self._changes.take()) is not None:
             self._on_role(live)
 
-    def _lock_loop(self) -> None:
-        while (request := self._requests.take()) is not None:
-            try:
-                event = self._answer_of(request) if self._counts(request.effect) else None
-            except LockUnavailable as error:
-                self._problems["lock"] = str(error)
-            else:
-                self._problems.pop("lock", None)
-                if event is not None and self._counts(request.effect):
-                    self.post(event)
-
-    def _counts(self, effect: m.ReadLock | m.SwapLock | m.Renew | m.EndSession) -> bool:
-        """Whether a renewal is one of the present session: to begin another one would end it."""
-        return not isinstance(effect, m.Renew) or effect.session == self._member.session.number
-
-    def _answer_of(self, request: LockRequest) -> m.Event | None:
-        lock, effect = self._lock, request.effect
-        if isinstance(effect, m.ReadLock):
-            return m.LockRead(effect.request, lock.read())
-        if isinstance(effect, m.SwapLock):
-            accepted, view = lock.swap(effect.swap)
-            self._swaps += accepted
-            return m.SwapAnswered(effect.request, accepted, view)
-        if isinstance(effect, m.EndSession):
-            lock.end_session(effect.session)
-            return None
-        number = lock.renew(request.store, effect.session, self._settings.terms.ttl / 1e9)
-        if number is not None:
-            return m.Renewed(number, effect.sent)
-        return None if effect.session is None else m.SessionEnded(effect.session)
-
     def _apply_loop(self) -> None:
         while (task := self._applies.take()) is not None:
             if isinstance(task, m.Apply):
@@ -478,7 +385,7 @@ class PairNode:
                 try:
                     self._on_swap(task.result)
                 except (NotLive, AppendUnknown) as error:
-                    self._problems["store"] = str(error)
+                    self._store_problem = str(error)
 
     def _apply_now(self, task: m.Apply) -> None:
         asked = False
@@ -486,14 +393,14 @@ class PairNode:
             try:
                 self._store.apply(task.lsn)
             except (PeerError, TopicNotFound) as error:
-                self._problems["store"] = str(error)
+                self._store_problem = str(error)
                 if isinstance(error, TopicNotFound) and not asked:
                     asked = True
                     self.post(m.FilesMissing())
                 if not self._applies.pause(RETRY_SECONDS):
                     return
             else:
-                self._problems.pop("store", None)
+                self._store_problem = ""
                 self.post(m.Applied(task.lsn))
                 self._on_applied()
                 return
@@ -652,15 +559,15 @@ class PairNode:
             self._lag.applied(self._member)
             found = status_of(self._member, self._lag, self._now())
             lost, why_not = self._member.record_lost, not_promotable(self._member)
-        link = {"link": self._links.problem or ("" if found["linked"] else self._transport.problem)}
-        problems = [f"{what}: {why}" for what, why in (link | self._problems).items() if why]
+        lock, link = self._requests.problem, self._links.problem or ("" if found["linked"] else self._transport.problem)
+        known = {"link": link, "lock": lock, "store": self._store_problem}
+        problems = [f"{what}: {why}" for what, why in known.items() if why]
         problems += [f"lock: {why_not}" if lost else f"this member can't become live: {why_not}"] if why_not else []
         problems += [LACKS_BACKUP] if found["waits_for_backup"] else []
         problem = str(self.failure) if self.failure is not None else "; ".join(problems)
-        lock = self._problems.get("lock")
         if lock and not found["linked"] and found["waits_for"]:
             found["waits_for"] = f"it is not known who is live: {lock}"
-        return {**found, "swaps": self._swaps, "copies": self._copies, "problem": problem}
+        return {**found, "swaps": self._requests.swaps, "copies": self._copies, "problem": problem}
 
     # --- the end ---
 

@@ -2,7 +2,8 @@
 
 The journal has a queue whose tasks any thread may perform, one at a time. So the thread that gets a record, from a
 client or from the peer, also writes it, and no other thread has to wake up in between. All other tasks of the journal
-and of the files are those of one thread, because they may take long.
+and of the files are those of one thread, because they may take long. A thread of its own asks the lock, which may not
+answer.
 """
 
 from __future__ import annotations
@@ -12,20 +13,29 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from broker_io.environment import Threads
-from broker_io.errors import DiskFailed
-from broker_io.filelog.log.records import LogRecord
-from broker_io.filelog.pair.port import CopyReceiver, PairStore
+from broker_io.environment import Mutex, Threads
+from broker_io.errors import Damaged, DiskFailed, DiskFull, LockUnavailable, TooManyFiles
+from broker_io.filelog.log.records import LogRecord, Mark, Store
+from broker_io.filelog.pair.port import CopyChunk, CopyReceiver, PairLock, PairStore
+from broker_io.filelog.replication.member import PairMember, Step
 from broker_io.filelog.replication.messages import (
     Cut,
     DropJournal,
+    EndSession,
     Event,
+    LockRead,
     MarkPartial,
     NoteCommit,
     PartialSynced,
+    ReadLock,
     RemoveFiles,
+    Renew,
+    Renewed,
     Replace,
     Replaced,
+    SessionEnded,
+    SwapAnswered,
+    SwapLock,
     Synced,
     WasCut,
     WriteRecords,
@@ -265,3 +275,158 @@ class JournalTasks:
         if self._noted > self._in_journal and not failed:
             with contextlib.suppress(DiskFailed):  # it only saves the next start some work
                 self._store.note_commit(self._noted)
+
+
+class CopyReception:
+    """The copy of the present link of a `member`; `mutex` is the node's.
+
+    `settle` returns once nothing is being applied, or read for the peer. `broken` gets a link whose copy is invalid,
+    `copied` the mark of a copy that is complete, under the mutex.
+    """
+
+    def __init__(
+        self,
+        mutex: Mutex,
+        member: Callable[[], PairMember],
+        store: PairStore,
+        journal: JournalTasks,
+        settle: Callable[[], None],
+        broken: Callable[[int, str], None],
+        copied: Callable[[Mark], None],
+    ) -> None:
+        self._mutex, self._member, self._store, self._journal = mutex, member, store, journal
+        self._settle, self._broken, self._copied = settle, broken, copied
+        self._receiver: tuple[int, CopyReceiver] | None = None
+
+    def _copying(self, number: int) -> Mark | None:
+        """The mark of the copy that a link brings, if it still counts."""
+        member = self._member()
+        joining = member.joining
+        wanted = number == member.link and member.log.partial and joining is not None and joining.step is Step.COPY
+        return joining.copy_at if wanted and joining is not None else None
+
+    def receive(self, number: int, chunk: CopyChunk | None) -> None:
+        """Take a part of a copy that a link brings; None: there is no more."""
+        problem = ""
+        with self._journal.turn() as works:
+            with self._mutex:
+                at = self._copying(number)
+                receiver = self._receiver[1] if self._receiver is not None else None
+            if not works or at is None:
+                return
+            try:
+                if receiver is None:
+                    receiver = self._begin(number)
+                if chunk is not None:
+                    receiver.add(chunk)
+                else:
+                    self._finish(number, receiver, at)
+            except (Damaged, DiskFull, TooManyFiles) as error:  # nothing is lost: another copy can be complete
+                problem = str(error)
+        if problem:
+            self._broken(number, problem)
+
+    def _begin(self, number: int) -> CopyReceiver:
+        self._settle()
+        receiver = self._store.receive()
+        with self._mutex:
+            self._receiver = (number, receiver)
+            if self._member().link != number:
+                self.end(number)
+        return receiver
+
+    def _finish(self, number: int, receiver: CopyReceiver, at: Mark) -> None:
+        with self._mutex:
+            joining, self._receiver = self._member().joining, None
+            forks = () if joining is None else joining.forks
+        try:
+            receiver.finish(at, forks)
+        finally:
+            receiver.close()
+        self._journal.forget()
+        with self._mutex:
+            if self._copying(number) == at:
+                self._copied(at)
+
+    def end(self, number: int) -> None:
+        """A link has ended; the caller holds the mutex."""
+        if self._receiver is not None and self._receiver[0] == number:
+            self._journal.put(EndCopy(self._receiver[1]), wake=True)
+            self._receiver = None
+
+
+Asked: TypeAlias = ReadLock | SwapLock | Renew | EndSession
+
+
+class LockRequest(NamedTuple):
+    """A request to the lock, of a store."""
+
+    effect: Asked
+    store: Store
+
+
+class LockRequests:
+    """Requests of the present `member` to a lock; `report` gets the answers as events.
+
+    `ttl` is that of sessions, in seconds. `swaps`: how many the lock accepted. `problem`: why it does not answer.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        lock: PairLock,
+        ttl: float,
+        member: Callable[[], PairMember],
+        report: Callable[[Event], None],
+    ) -> None:
+        self.swaps = 0
+        self.problem = ""
+        self._lock, self._ttl, self._member, self._report = lock, ttl, member, report
+        self._requests: TaskQueue[LockRequest] = TaskQueue(threads)
+
+    def ask(self, effect: Asked) -> None:
+        """Ask the lock; a newer request of the same kind takes the place of one that was not sent."""
+        kind = type(effect)
+        repeated = kind is not EndSession
+        request = LockRequest(effect, self._member().store)
+        self._requests.put(request, lambda each: repeated and type(each.effect) is kind)
+
+    def end(self, session: int) -> None:
+        """End a session instead of all that was not sent."""
+        self._requests.put(LockRequest(EndSession(session), self._member().store), lambda _: True)
+
+    def finish(self) -> None:
+        """Let the thread end once it has sent all requests."""
+        self._requests.finish()
+
+    def run(self) -> None:
+        """Ask the lock, and report its answers, until `finish`."""
+        while (request := self._requests.take()) is not None:
+            try:
+                event = self._answer(request) if self._counts(request.effect) else None
+            except LockUnavailable as error:
+                self.problem = str(error)
+            else:
+                self.problem = ""
+                if event is not None and self._counts(request.effect):
+                    self._report(event)
+
+    def _counts(self, effect: Asked) -> bool:
+        """Whether a renewal is one of the present session: to begin another one would end it."""
+        return not isinstance(effect, Renew) or effect.session == self._member().session.number
+
+    def _answer(self, request: LockRequest) -> Event | None:
+        lock, effect = self._lock, request.effect
+        if isinstance(effect, ReadLock):
+            return LockRead(effect.request, lock.read())
+        if isinstance(effect, SwapLock):
+            accepted, view = lock.swap(effect.swap)
+            self.swaps += accepted
+            return SwapAnswered(effect.request, accepted, view)
+        if isinstance(effect, EndSession):
+            lock.end_session(effect.session)
+            return None
+        number = lock.renew(request.store, effect.session, self._ttl)
+        if number is not None:
+            return Renewed(number, effect.sent)
+        return None if effect.session is None else SessionEnded(effect.session)
