@@ -7,7 +7,6 @@ import itertools
 import logging
 
 import pytest
-from client_world import run
 from service_setup import eventually
 
 from broker_io import waits
@@ -58,35 +57,29 @@ async def refuse_streams() -> StreamLink:
 
 @pytest.mark.usefixtures("waits_are_long")
 @pytest.mark.parametrize("in_background", [False, True])
-def test_client_without_a_service(caplog: pytest.LogCaptureFixture, in_background: bool) -> None:
-    async def test() -> None:
-        session = ClientSession(refuse, 60.0)
-        if in_background:
-            session.begin()
-            await until(1, caplog)
-            await session.close()
-        else:
-            opening = asyncio.ensure_future(session.open())
-            await until(1, caplog)
-            opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
-
-    run(test())
+async def test_client_without_a_service(caplog: pytest.LogCaptureFixture, in_background: bool) -> None:
+    session = ClientSession(refuse, 60.0)
+    if in_background:
+        session.begin()
+        await until(1, caplog)
+        await session.close()
+    else:
+        opening = asyncio.ensure_future(session.open())
+        await until(1, caplog)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
     assert caplog.messages[0].startswith("waiting for the service for ")
     assert caplog.messages[0].endswith(REASON)
 
 
 @pytest.mark.usefixtures("waits_are_long")
-def test_stream_without_a_service(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        session = StreamSession(refuse_streams, 60.0)
-        stream = ChangeStream(session, "t", "beginning", None, None)
-        asking = asyncio.ensure_future(stream.next())
-        await until(1, caplog)
-        asking.cancel()
-        await session.close()
-
-    run(test())
+async def test_stream_without_a_service(caplog: pytest.LogCaptureFixture) -> None:
+    session = StreamSession(refuse_streams, 60.0)
+    stream = ChangeStream(session, "t", "beginning", None, None)
+    asking = asyncio.ensure_future(stream.next())
+    await until(1, caplog)
+    asking.cancel()
+    await session.close()
     assert caplog.messages[0].startswith("waiting for the service of change streams for ")
     assert caplog.messages[0].endswith(REASON)
 
@@ -107,7 +100,7 @@ class BrokenLink:
 
 
 @pytest.mark.usefixtures("waits_are_long")
-def test_each_outage_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_outage_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     attempts = itertools.count()
 
     async def connect() -> Link:
@@ -115,12 +108,9 @@ def test_each_outage_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
             return BrokenLink()
         raise ServiceUnavailable(REASON)
 
-    async def test() -> None:
-        session = ClientSession(connect, 60.0)
-        await session.open()
-        await until(2, caplog)
-        assert next(attempts) > 8
-        await session.close()
-
-    run(test())
+    session = ClientSession(connect, 60.0)
+    await session.open()
+    await until(2, caplog)
+    assert next(attempts) > 8
+    await session.close()
     assert len(caplog.messages) == 2

@@ -96,21 +96,18 @@ def test_streams_and_deletions_of_a_client_that_has_read_work(tmp_path: Path) ->
     assert files(tmp_path / "log") == before
 
 
-def test_requests_at_once_share_the_first_start(tmp_path: Path) -> None:
+async def test_requests_at_once_share_the_first_start(tmp_path: Path) -> None:
     address = written(tmp_path / "log")
 
     async def commit(client: Client) -> None:
         async with client.transaction() as txn:
             await txn.send("orders", "later")
 
-    async def commit_at_once() -> None:
-        async with connect(address) as client:
-            cancelled = asyncio.ensure_future(commit(client))
-            await asyncio.sleep(0)
-            cancelled.cancel()
-            await asyncio.gather(*(commit(client) for _ in range(20)))
-
-    asyncio.run(commit_at_once())
+    async with connect(address) as client:
+        cancelled = asyncio.ensure_future(commit(client))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.gather(*(commit(client) for _ in range(20)))
     with connect(address) as client:
         assert values(client, "orders")[5:] == [b"later"] * 20
 

@@ -262,43 +262,40 @@ def test_a_group_prevents_it(client: SyncClient) -> None:
     client.delete_topic("orders")
 
 
-def test_records_that_are_sent_meanwhile_are_lost_only_with_an_error(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with connect(f"file:{tmp_path / 'log'}") as client:
-            durable = 0
-            stop = False
+async def test_records_that_are_sent_meanwhile_are_lost_only_with_an_error(tmp_path: Path) -> None:
+    async with connect(f"file:{tmp_path / 'log'}") as client:
+        durable = 0
+        stop = False
 
-            async def send() -> None:
-                nonlocal durable
-                while not stop:
-                    try:
-                        async with client.transaction() as txn:
-                            await txn.send("orders", b"1")
-                            await asyncio.sleep(0)
-                    except (TransactionAborted, TopicNotFound):
-                        pass
-                    else:
-                        durable += 1
-
-            senders = [asyncio.ensure_future(send()) for _ in range(5)]
-            refused = deleted = 0
-            began = time.monotonic()
-            while time.monotonic() - began < 5 or not deleted:
-                await asyncio.sleep(0.1)
+        async def send() -> None:
+            nonlocal durable
+            while not stop:
                 try:
-                    await client.delete_topic("orders")
-                    deleted += 1
-                except TopicInUse:
-                    refused += 1
-                    stop = refused >= 2
-                except TopicNotFound:
-                    if stop:
-                        break
-            stop = True
-            await asyncio.gather(*senders)
-            assert durable
+                    async with client.transaction() as txn:
+                        await txn.send("orders", b"1")
+                        await asyncio.sleep(0)
+                except (TransactionAborted, TopicNotFound):
+                    pass
+                else:
+                    durable += 1
 
-    run(test())
+        senders = [asyncio.ensure_future(send()) for _ in range(5)]
+        refused = deleted = 0
+        began = time.monotonic()
+        while time.monotonic() - began < 5 or not deleted:
+            await asyncio.sleep(0.1)
+            try:
+                await client.delete_topic("orders")
+                deleted += 1
+            except TopicInUse:
+                refused += 1
+                stop = refused >= 2
+            except TopicNotFound:
+                if stop:
+                    break
+        stop = True
+        await asyncio.gather(*senders)
+        assert durable
     with connect(f"file:{tmp_path / 'log'}") as client:
         client.send("orders", b"last")
         with client.reader("orders") as reader:

@@ -201,16 +201,13 @@ def test_backup_and_restore(log: str, tmp_path: Path) -> None:
         assert heard.ends[operation][0] > 1000
 
 
-def test_compaction(log: str) -> None:
+async def test_compaction(log: str) -> None:
     shown: list[tuple[str, int, int]] = []
 
-    async def work() -> None:
-        with open_broker(log) as broker:
-            async with owning(broker, "test", None) as ask:
-                number = (await ask("Compact", topic="orders"))["run"]
-                await compacted(ask, "orders", number, lambda *call: shown.append(call))
-
-    asyncio.run(work())
+    with open_broker(log) as broker:
+        async with owning(broker, "test", None) as ask:
+            number = (await ask("Compact", topic="orders"))["run"]
+            await compacted(ask, "orders", number, lambda *call: shown.append(call))
     assert shown[-1][1] == shown[-1][2] > 0
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_world import run
 
 from broker_io.errors import ForeignDirectory, InvalidAddress, Locked, ReadOnly, TopicNotFound
 from txnbuffer import Client, SyncClient, connect
@@ -57,17 +56,14 @@ def test_opening_and_reading_thirty_times_writes_nothing(directory: Path) -> Non
     assert contents(directory) == before
 
 
-def test_an_asyncio_client_writes_nothing_either(directory: Path) -> None:
+async def test_an_asyncio_client_writes_nothing_either(directory: Path) -> None:
     before = contents(directory)
 
-    async def test() -> None:
-        async with connect(f"file:{directory}", read_only=True) as client:
-            assert await client.topics() == ["orders", "stock"]
-            async with await client.reader(["orders", "stock"]) as reader:
-                first = await reader.read(timeout=60.0)
-                assert first is not None
-
-    run(test())
+    async with connect(f"file:{directory}", read_only=True) as client:
+        assert await client.topics() == ["orders", "stock"]
+        async with await client.reader(["orders", "stock"]) as reader:
+            first = await reader.read(timeout=60.0)
+            assert first is not None
     assert contents(directory) == before
 
 
@@ -143,25 +139,22 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_everything_else_says_that_the_client_is_read_only(directory: Path, change: str) -> None:
+async def test_everything_else_says_that_the_client_is_read_only(directory: Path, change: str) -> None:
     before = contents(directory)
     with connect(f"file:{directory}", read_only=True) as client:
         assert "read-only" in repr(client)
         with pytest.raises(ReadOnly, match="connect without read_only=True"):
             CHANGES[change](client)
 
-    async def test() -> None:
-        async with connect(f"file:{directory}", read_only=True) as client:
+    async with connect(f"file:{directory}", read_only=True) as client:
 
-            async def call(work: Callable[[Client], Any]) -> None:
-                result = work(client)
-                if isinstance(result, Awaitable):
-                    await result
+        async def call(work: Callable[[Client], Any]) -> None:
+            result = work(client)
+            if isinstance(result, Awaitable):
+                await result
 
-            with pytest.raises(ReadOnly, match="connect without read_only=True"):
-                await call(CHANGES[change])
-
-    run(test())
+        with pytest.raises(ReadOnly, match="connect without read_only=True"):
+            await call(CHANGES[change])
     assert contents(directory) == before
 
 

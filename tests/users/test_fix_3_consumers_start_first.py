@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_world import run
 from writing import TopicWriter
 
 from broker_io.errors import PositionTrimmed, TopicNotFound
@@ -126,7 +125,7 @@ def test_wrong_arguments() -> None:
 
 
 @pytest.mark.parametrize("start", ["beginning", "end"])
-def test_a_group_waits_for_its_topic(address: str, start: str) -> None:
+async def test_a_group_waits_for_its_topic(address: str, start: str) -> None:
     topic, group = unique("later"), unique("g")
     seen: list[bytes | None] = []
 
@@ -136,24 +135,21 @@ def test_a_group_waits_for_its_topic(address: str, start: str) -> None:
 
         await client.process(topic, group, handle, start=start, wait=True)
 
-    async def test() -> None:
-        async with connect(address) as client:
-            with pytest.raises(TopicNotFound):
-                await client.process(topic, group, lambda txn, record: asyncio.sleep(0), idle_timeout=1)
-            consuming = asyncio.ensure_future(consume(client))
-            await asyncio.sleep(0.3)
+    async with connect(address) as client:
+        with pytest.raises(TopicNotFound):
+            await client.process(topic, group, lambda txn, record: asyncio.sleep(0), idle_timeout=1)
+        consuming = asyncio.ensure_future(consume(client))
+        await asyncio.sleep(0.3)
+        assert not consuming.done()
+        async with client.transaction() as txn:
+            await txn.send_many(topic, [b"1", b"2"])
+        while len(seen) < 2:
             assert not consuming.done()
-            async with client.transaction() as txn:
-                await txn.send_many(topic, [b"1", b"2"])
-            while len(seen) < 2:
-                assert not consuming.done()
-                await asyncio.sleep(0.05)
-            consuming.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await consuming
-            await client.process(topic, group, lambda txn, record: asyncio.sleep(0), wait=True, idle_timeout=1)
-
-    run(test())
+            await asyncio.sleep(0.05)
+        consuming.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await consuming
+        await client.process(topic, group, lambda txn, record: asyncio.sleep(0), wait=True, idle_timeout=1)
     assert seen == [b"1", b"2"]
 
 

@@ -55,20 +55,17 @@ def test_a_transaction_that_is_dropped_at_close_warns(caplog: pytest.LogCaptureF
     assert [one.levelno for one in caplog.records if one.name == "txnbuffer.client"] == [logging.WARNING]
 
 
-def test_an_asyncio_client_warns_too_and_names_a_few(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with connect("memory:") as client:
-            for _ in range(7):
-                txn = await client.transaction().begin()
-                await txn.send("orders", b"1")
-
-    run(test())
+async def test_an_asyncio_client_warns_too_and_names_a_few(caplog: pytest.LogCaptureFixture) -> None:
+    async with connect("memory:") as client:
+        for _ in range(7):
+            txn = await client.transaction().begin()
+            await txn.send("orders", b"1")
     (warning,) = warnings_of(caplog)
     assert warning.count("1 for 'orders'") == 5
     assert "and 2 more" in warning
 
 
-def test_blocks_that_fail_abort_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_blocks_that_fail_abort_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ZeroDivisionError), connect("memory:") as client, client.transaction() as txn:
         txn.send("orders", b"1")
         raise ZeroDivisionError
@@ -78,31 +75,25 @@ def test_blocks_that_fail_abort_without_a_warning(caplog: pytest.LogCaptureFixtu
             await txn.send("orders", b"1")
             await asyncio.sleep(60)
 
-    async def test() -> None:
-        task = asyncio.ensure_future(cancelled())
-        await asyncio.sleep(0.5)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run(test())
+    task = asyncio.ensure_future(cancelled())
+    await asyncio.sleep(0.5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert warnings_of(caplog) == []
 
 
-def test_an_abort_after_the_commit_says_that_it_has_committed() -> None:
-    async def test() -> None:
-        async with connect("memory:") as client:
-            async with client.transaction() as txn:
-                await txn.send("orders", b"1")
-            with pytest.raises(TransactionCommitted, match=f"transaction {txn.id} has committed") as caught:
-                await txn.abort()
-            assert caught.value.txn == txn.id
-            assert await client.outcome(txn.id) is Outcome.COMMIT
-            async with client.transaction() as aborted:
-                await aborted.send("orders", b"2")
-                await aborted.abort()
-                await aborted.abort()
-
-    run(test())
+async def test_an_abort_after_the_commit_says_that_it_has_committed() -> None:
+    async with connect("memory:") as client:
+        async with client.transaction() as txn:
+            await txn.send("orders", b"1")
+        with pytest.raises(TransactionCommitted, match=f"transaction {txn.id} has committed") as caught:
+            await txn.abort()
+        assert caught.value.txn == txn.id
+        assert await client.outcome(txn.id) is Outcome.COMMIT
+        async with client.transaction() as aborted:
+            await aborted.send("orders", b"2")
+            await aborted.abort()
+            await aborted.abort()
     with connect("memory:") as client:
         with client.transaction() as sync_txn:
             sync_txn.send("orders", b"1")
