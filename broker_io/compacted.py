@@ -19,16 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from broker_io.batch import PlacedBatch
-from broker_io.errors import PositionTrimmed, ServiceUnavailable
-from broker_io.port import Broker, PolicyBroker, Reader, Resource
+from broker_io.errors import PositionTrimmed
+from broker_io.port import READ_SECONDS, Broker, PolicyBroker, Reader, Resource, existing
 from broker_io.position import EARLIEST, Position
 
 END_TIMEOUT = 0.25
 """Seconds without a message after which a reader counts as silent."""
 REOPEN_AFTER = 2.0
 """Seconds without a message that exists after which another reader is opened."""
-READ_TIMEOUT = 30.0
-"""Seconds within which the next message that exists must be read."""
 
 
 class CompactedReader(Resource):
@@ -69,36 +67,24 @@ class CompactedReader(Resource):
                 silent = 0.0
                 yield placed
                 continue
-            waited = silent >= READ_TIMEOUT
-            kept = bool(silent) and self._is_kept(end)
-            begun = self.at > EARLIEST
-            if kept and (begun or waited) and (left := self._raw_log()) is not None:
-                with left:
-                    for placed in left.read_to(end):
-                        self.at = left.at
-                        yield placed
-                return
-            if silent and (waited or ((begun or not kept) and (whole is None or whole()))):
-                self.unproven = self.at
-                return
+            if silent:
+                kept, begun, waited = self._is_kept(end), self.at > EARLIEST, silent >= READ_SECONDS
+                if kept and (begun or waited) and (left := self._raw_log()) is not None:
+                    with left:
+                        for placed in left.read_to(end):
+                            self.at = left.at
+                            yield placed
+                    return
+                if waited or ((begun or not kept) and (whole is None or whole())):
+                    self.unproven = self.at
+                    return
             silent += timeout
             self._reopen()
 
     def read_to(self, position: Position) -> Iterator[PlacedBatch]:
         """The messages up to one that exists, and perhaps more. Raises ServiceUnavailable if it does not come."""
-        silent = 0.0
         while self.at < position:
-            placed = self.read(REOPEN_AFTER)
-            if placed is not None:
-                silent = 0.0
-                yield placed
-            elif (silent := silent + REOPEN_AFTER) >= READ_TIMEOUT:
-                raise ServiceUnavailable(
-                    f"topic {self.topic!r} has a message at {position}, but nothing came after {self.at} within "
-                    f"{READ_TIMEOUT:.0f} s: check the broker, and try again"
-                )
-            else:
-                self._reopen()
+            yield existing(self.read(READ_SECONDS), self.topic, self.at)
 
     def _is_kept(self, end: Position) -> bool:
         """Whether the message at the end is in the raw log, however the topic was compacted."""

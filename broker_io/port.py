@@ -211,12 +211,12 @@ READ_SECONDS = 30.0
 """Seconds of reading within which a reader returns the next message that a new reader would return."""
 
 
-def existing(placed: PlacedBatch | None, topic: str, after: Position, seconds: float = READ_SECONDS) -> PlacedBatch:
-    """What a reader returned in some seconds, where the next message exists. Raises ServiceUnavailable for None."""
+def existing(placed: PlacedBatch | None, topic: str, at: Position) -> PlacedBatch:
+    """What a reader returned within `READ_SECONDS` where there are messages. Raises ServiceUnavailable for None."""
     if placed is None:
         raise ServiceUnavailable(
-            f"topic {topic!r} has more messages, but nothing came after {after} within {seconds:g} s: check "
-            "the broker, and try again"
+            f"topic {topic!r} has messages from {at} on, but nothing came within {READ_SECONDS:g} s: check the broker, "
+            "and try again"
         )
     return placed
 

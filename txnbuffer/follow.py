@@ -1,10 +1,9 @@
 """The one way to read the log of a topic: replayed into its buffer, decided in order, sequenced, unpacked to records
 
 `LogFollower` is the only code that replays a log into a transaction buffer and detects its end. A log is replayed up to
-an end that was taken before: messages up to it exist, so a reader that returns none has not reached the end, but is
-slow or dead, and another one is opened. After the replay the follower applies what its reader or its caller gives it;
-a reader that returns nothing although the log has more is replaced (`check_alive`). An owner on the embedded log passes
-on the messages that it appended, with their columns.
+an end that was taken before: messages up to it exist, so a reader that returns none has not reached the end, and to
+give up is an error. After the replay the follower applies what its reader or its caller gives it. An owner on the
+embedded log passes on the messages that it appended, with their columns.
 
 `DecidedFollower` holds applied messages in memory until they are decided. If too many are held, they are dropped, and
 read from the log again once they are decided. Reading again stops when it has caught up with the applied messages.
@@ -22,10 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from broker_io.batch import PlacedBatch
-from broker_io.compacted import REOPEN_AFTER
-from broker_io.environment import current
 from broker_io.errors import Error, PositionTrimmed
-from broker_io.port import Broker, Reader, Resource, messages_after
+from broker_io.port import READ_SECONDS, Broker, Reader, Resource, messages_after
 from broker_io.position import NO_INDEX, Int64s, Position
 from snapshots.format import reaches
 from txnbuffer.buffer.buffer import TransactionBuffer
@@ -36,11 +33,6 @@ from txnbuffer.errors import ProtocolStopped, ReplayStalled, SeqnoGap, Undecodab
 from txnbuffer.progress import ProgressReporter, is_reported, report
 from txnbuffer.protocol import removed_rows
 from txnbuffer.recordset import expand, rows_within
-
-REPLAY_TIMEOUT = 30.0
-"""Seconds within which a message before the end of the log must be read."""
-FIRST_CHECK, LONGEST_CHECK = 10.0, 60.0
-"""Seconds without a message after which the end of the log is requested; doubles from the first to the second."""
 
 OnSequenced = Callable[[PlacedBatch, Sequenced], None]
 
@@ -59,8 +51,6 @@ class LogFollower(Resource):
         self._broker = broker
         self._resume = resume
         self._reader: Reader | None = None
-        self._check_at: float | None = None
-        self._check_after = FIRST_CHECK
 
     @property
     def at(self) -> Position:
@@ -78,31 +68,7 @@ class LogFollower(Resource):
 
     def fetch(self, timeout: float = 0.0) -> PlacedBatch | None:
         """Return the next messages, which the caller then applies; None if none came. Raises as `read`."""
-        placed = self.open().read(timeout=timeout)
-        if placed is not None:
-            self._check_at, self._check_after = None, FIRST_CHECK
-        return placed
-
-    def check_alive(self) -> None:
-        """Replace the reader if it returns nothing although the log has more. Call it whenever `fetch` returns None.
-
-        Most calls do nothing. Raises what a request for the end of the log raises, unless that is retryable.
-        """
-        now = current().clock.monotonic()
-        if self._check_at is None:
-            self._check_at = now + self._check_after
-        if now < self._check_at:
-            return
-        self._check_after = min(2 * self._check_after, LONGEST_CHECK)
-        self._check_at = now + self._check_after
-        try:
-            end = self._broker.last_position(self.topic)
-        except Error as error:
-            if not error.retryable:
-                raise
-            return
-        if not reaches(self.at, end):
-            self._close_reader()
+        return self.open().read(timeout=timeout)
 
     def apply(self, placed: PlacedBatch) -> list[Effect]:
         """Apply messages that follow the applied ones. Raises ProtocolStopped, which names the topic."""
@@ -122,9 +88,9 @@ class LogFollower(Resource):
         """Apply everything up to `end`, by default the present end of the log; nothing is visible before.
 
         `exactly`: apply nothing that is after it. Raises as `read`, and ReplayStalled if a message before the end does
-        not come within `timeout` seconds (None: `REPLAY_TIMEOUT`).
+        not come within `timeout` seconds (None: `READ_SECONDS`).
         """
-        timeout = REPLAY_TIMEOUT if timeout is None else timeout
+        timeout = READ_SECONDS if timeout is None else timeout
         end = self._broker.last_position(self.topic) if end is None else end
         effects: list[Effect] = []
         if end is None or reaches(self.at, end):
@@ -132,7 +98,8 @@ class LogFollower(Resource):
         self.buffer.replay_until(end)
         with reading(self._broker, self.topic, self.at, end) as progress:
             while not reaches(self.at, end):
-                placed = self._fetch_existing(end, timeout)
+                if (placed := self.fetch(timeout)) is None:
+                    raise stalled(self.topic, end, self.at, timeout)
                 within = placed.positions.search(end, right=True) if exactly else len(placed)
                 effects += self.apply(placed.take(slice(within)))
                 progress.advance(within)
@@ -140,14 +107,6 @@ class LogFollower(Resource):
                     self._close_reader()  # another one reads the rest again
                     break
         return effects
-
-    def _fetch_existing(self, end: Position, timeout: float) -> PlacedBatch:
-        """The next messages, which exist because `end` does; a silent reader is replaced. Raises ReplayStalled."""
-        for wait in _waits(timeout):
-            if (placed := self.fetch(wait)) is not None:
-                return placed
-            self._close_reader()  # it may be dead
-        raise stalled(self.topic, end, self.at, timeout)
 
     def take_reader(self) -> Reader | None:
         """Hand over the reader, if it is open; it continues after `at`. The caller passes messages to `apply` now."""
@@ -201,7 +160,6 @@ class DecidedFollower(LogFollower):
         self._held_bytes = 0
         self._read_to = decided_after
         self._again: Reader | None = None
-        self._silent_since: float | None = None
 
     @property
     def has_backlog(self) -> bool:
@@ -280,9 +238,7 @@ class DecidedFollower(LogFollower):
             self._close_again()  # the next attempt opens another reader
             raise
         if placed is None:
-            self._replace_silent()
             return False
-        self._silent_since = None
         known = placed.take(slice(placed.positions.search(applied, right=True)))
         if len(known):
             self._hold(known)
@@ -290,15 +246,6 @@ class DecidedFollower(LogFollower):
         if len(known) < len(placed) or reaches(self._read_to, applied):
             self._caught_up()
         return True
-
-    def _replace_silent(self) -> None:
-        """Let another reader continue if this one has returned nothing for a while: all messages to `applied` exist."""
-        now = current().clock.monotonic()
-        if self._silent_since is None:
-            self._silent_since = now
-        elif now >= self._silent_since + REOPEN_AFTER:
-            self._silent_since = None
-            self._close_again()
 
     def _caught_up(self) -> None:
         """All applied messages were read: the next ones are held when they are applied."""
@@ -453,38 +400,20 @@ def read_existing(
 ) -> Iterator[PlacedBatch]:
     """The messages after a position up to `last`, the end of the log at some time; None: there are none.
 
-    A silent reader is replaced. Raises as reading the log, and ReplayStalled if the next message does not come within
-    `timeout` seconds (None: `REPLAY_TIMEOUT`).
+    Raises as reading the log, and ReplayStalled if the next message does not come within `timeout` seconds (None:
+    `READ_SECONDS`).
     """
-    timeout = REPLAY_TIMEOUT if timeout is None else timeout
-    reader: Reader | None = None
-    try:
-        with reading(broker, topic, after, last) as progress:
-            while last is not None and not reaches(after, last):
-                for wait in _waits(timeout):
-                    reader = reader or broker.reader(topic, after, inclusive=False)
-                    if (placed := reader.read(timeout=wait)) is not None:
-                        break
-                    reader.close()
-                    reader = None
-                else:
-                    raise stalled(topic, last, after, timeout)
-                after = placed.positions.last
-                placed = placed.take(slice(placed.positions.search(last, right=True)))
-                progress.advance(len(placed))
-                yield placed
-    finally:
-        if reader is not None:
-            reader.close()
-
-
-def _waits(timeout: float) -> Iterator[float]:
-    """The seconds that readers wait one after the other, each twice as long as the one before; all wait `timeout`."""
-    wait = REOPEN_AFTER
-    while timeout > 0:
-        yield min(wait, timeout)
-        timeout -= wait
-        wait *= 2
+    timeout = READ_SECONDS if timeout is None else timeout
+    if last is None or reaches(after, last):
+        return
+    with reading(broker, topic, after, last) as progress, broker.reader(topic, after, inclusive=False) as reader:
+        while not reaches(after, last):
+            if (placed := reader.read(timeout=timeout)) is None:
+                raise stalled(topic, last, after, timeout)
+            after = placed.positions.last
+            placed = placed.take(slice(placed.positions.search(last, right=True)))
+            progress.advance(len(placed))
+            yield placed
 
 
 def stalled(topic: str, end: Position, at: Position, timeout: float) -> ReplayStalled:

@@ -99,7 +99,7 @@ async def test_native_transactions_are_read_as_the_broker_delivers_them(
                 await run(other.do, "abort")
                 assert await run(read, broker, 3) == [first, second, third]
         with monkeypatch.context() as impatient:
-            impatient.setattr(follow, "REPLAY_TIMEOUT", QUIET)
+            impatient.setattr(follow, "READ_SECONDS", QUIET)
             problem = await problem_at_start(own)
         assert isinstance(problem, ReplayStalled)
         assert "does not end with native Pulsar transactions" in str(problem)

@@ -227,29 +227,27 @@ async def test_topics_share_a_few_threads_and_take_turns(broker, monkeypatch):
     assert not any(thread.is_alive() for thread in started)
 
 
-class Deaf:
-    """A dead reader that raises no error."""
+class Late:
+    """A reader of a cluster that holds messages back until `come`."""
 
-    def __init__(self, inner) -> None:
-        self._inner = inner
+    def __init__(self, inner, come: threading.Event) -> None:
+        self._inner, self._come = inner, come
+        self.close = inner.close
 
-    def read(self, *, limit: int, timeout: float) -> None:
-        return None
-
-    def close(self) -> None:
-        self._inner.close()
+    def read(self, **how):
+        return self._inner.read(**how) if self._come.is_set() else None
 
 
-async def test_a_reader_that_died_without_a_word_is_named_and_replaced(broker, monkeypatch):
+async def test_a_topic_whose_messages_do_not_come_is_named(broker, monkeypatch):
     monkeypatch.setattr(log_readers, "QUIET", 0.0)
-    opened, deaf = broker.reader, [True]
-    broker.reader = lambda topic, *where, **how: (Deaf if deaf[0] else lambda it: it)(opened(topic, *where, **how))
+    opened, come = broker.reader, threading.Event()
+    broker.reader = lambda topic, *where, **how: Late(opened(topic, *where, **how), come)
     taker = Taker(broker)
     reader = taker.follow("a")
     put(broker, b"1")
     await eventually(lambda: isinstance(reader.problem, ReplayStalled))
     assert "ends at" in str(reader.problem)
-    deaf[0] = False
+    come.set()
     await eventually(lambda: taker.values == [b"1"])
     await eventually(lambda: reader.problem is None)
     put(broker, b"2")

@@ -84,7 +84,7 @@ async def test_a_slow_cluster_does_not_hide_that_a_snapshot_was_lost():
 
 
 def test_a_log_that_was_trimmed_to_its_end_holds_no_transactions(monkeypatch):
-    monkeypatch.setattr(compacted, "READ_TIMEOUT", 0.01)
+    monkeypatch.setattr(compacted, "READ_SECONDS", 0.01)
     monkeypatch.setattr(compacted, "REOPEN_AFTER", 0.01)
     with MemoryBroker() as broker:
         TopicWriter(broker, "a").records(1, "x")

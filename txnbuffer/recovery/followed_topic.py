@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from broker_io.batch import PlacedBatch
-from broker_io.compacted import READ_TIMEOUT
 from broker_io.environment import Clock
-from broker_io.errors import ServiceUnavailable
-from broker_io.port import Broker, Ledger
+from broker_io.port import READ_SECONDS, Broker, Ledger, existing
 from broker_io.position import NO_INDEX, Position
 from snapshots.errors import SnapshotDamaged
 from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, MUTATIONS, SEGMENT, VERSION_PROPERTY, EntryKey, Stored
@@ -301,12 +299,7 @@ def read_segment(
     if at is None:
         raise SnapshotDamaged(topic, str(key), "it is missing, but the end entry names it")
     with broker.reader(snapshot_topic, at, compacted=True) as reader:  # the raw log may be trimmed after a compaction
-        placed = reader.read(limit=1, timeout=READ_TIMEOUT)
-    if placed is None:
-        raise ServiceUnavailable(
-            f"topic {snapshot_topic!r}: nothing came from {at} on within {READ_TIMEOUT:.0f} s, where a snapshot "
-            f"segment of {topic!r} is: check the broker, and try again"
-        )
+        placed = existing(reader.read(limit=1, timeout=READ_SECONDS), snapshot_topic, at)
     if placed.positions.first != at or placed.messages.keys[0] != key.to_bytes():
         raise SnapshotDamaged(topic, str(key), f"it is not at {at} of {snapshot_topic} any more")
     _, value, properties, _ = placed.messages[0]

@@ -260,7 +260,7 @@ class LogReader:
             return 0  # it notifies of what there is; to read now would wait for it
         placed = reader.read(limit=READ_MESSAGES, timeout=0.0)
         if placed is None:
-            self._check_alive()
+            self._report_delay()
             return 0
         self._at = placed.positions.last
         self._read_at = self._monotonic()
@@ -339,8 +339,8 @@ class LogReader:
         if self._incarnation is not None and self._broker.incarnation(self.name) != self._incarnation:
             raise topic_deleted(self.name)
 
-    def _check_alive(self) -> None:
-        """Replace a reader that returns no messages although the log has more."""
+    def _report_delay(self) -> None:
+        """Name messages that exist and do not come."""
         if self._monotonic() < self._read_at + QUIET:
             return
         self._read_at = self._monotonic()
@@ -350,11 +350,9 @@ class LogReader:
             return
         if self._ahead is not None:  # seen twice, so the messages were not just written
             self.problem = ReplayStalled(
-                f"topic {self.name!r} ends at {end}, but its reader returns nothing after {self._at}: "
-                "another reader is opened; check the broker"
+                f"topic {self.name!r} ends at {end}, but nothing comes after {self._at}: check the broker"
             )
         self._ahead = end
-        self.close()
 
 
 class LogReaders:

@@ -32,8 +32,8 @@ import numpy as np
 
 from broker_io.batch import Batch, Labels, Message, Numbers
 from broker_io.environment import current
-from broker_io.errors import PositionTrimmed, ServiceUnavailable
-from broker_io.port import Broker, DeduplicatingBroker, Writer
+from broker_io.errors import PositionTrimmed
+from broker_io.port import READ_SECONDS, Broker, DeduplicatingBroker, Writer, existing
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.client.client import Client
 from txnbuffer.client.path.send_columns import SendColumns
@@ -91,12 +91,12 @@ def relay_messages(batch: RecordBatch, source: RelaySource, rollback: int | None
     return Batch(messages.keys, messages.values, properties, messages.event_times)
 
 
-def last_mark(broker: Broker, topic: str, max_unavailable: float) -> RelayMark | None:
+def last_mark(broker: Broker, topic: str) -> RelayMark | None:
     """The mark of the last message of a topic, or None if it is empty. Raises RelayTargetTaken."""
     last = broker.last_position(topic)
     while last is not None:
         try:
-            message = _message_at(broker, topic, last, max_unavailable)
+            message = _message_at(broker, topic, last)
         except PositionTrimmed:
             before, last = last, broker.last_position(topic)
             if last == before:  # else another relay has appended since, and trimmed what was the last one before
@@ -109,22 +109,15 @@ def last_mark(broker: Broker, topic: str, max_unavailable: float) -> RelayMark |
     return None
 
 
-def _message_at(broker: Broker, topic: str, last: Position, max_unavailable: float) -> Message:
+def _message_at(broker: Broker, topic: str, last: Position) -> Message:
     """The message at the end of a topic, or a later one. Raises PositionTrimmed, ServiceUnavailable."""
     with broker.reader(topic, last._replace(batch=NO_INDEX)) as reader:
         placed = None
         while placed is None or placed.positions.last < last:
-            placed = reader.read(timeout=max_unavailable)
-            if placed is None:
-                raise ServiceUnavailable(
-                    f"topic {topic!r}: its last message, at {last}, was not read within {max_unavailable:g} s: "
-                    "check the broker, and try again"
-                )
+            placed = existing(reader.read(timeout=READ_SECONDS), topic, last)
     return placed.messages[len(placed) - 1]
 
 
-READ_TIMEOUT = 30.0
-"""Seconds for reading the last message of a target."""
 POLL = 0.1
 COMPACT_BYTES = 64 * 1024 * 1024
 """Bytes of messages after which a target of latest values is compacted."""
@@ -162,7 +155,7 @@ class OwnedTarget:
             broker.deduplicate(self._topic)
         self._writer = self._stack.enter_context(broker.writer(self._topic, exclusive=True))
         self._ledger = None
-        return last_mark(broker, self._topic, READ_TIMEOUT)
+        return last_mark(broker, self._topic)
 
     def append(self, batch: Batch, seqno: int | None) -> Future[Positions]:
         self._appended += int(batch.sizes().sum()) if self._compacts else 0
@@ -264,7 +257,7 @@ class ServiceTarget:
     def _last_record(self, broker: Broker, number: int) -> Record | None:
         """The last visible record; waits for that of transaction `number`, or a later one, if this is not 0."""
         clock = current().clock
-        deadline = clock.monotonic() + READ_TIMEOUT
+        deadline = clock.monotonic() + READ_SECONDS
         while True:
             last = _newest_record(broker, self._topic)
             if not number or (_number_of(last) or 0) >= number or clock.monotonic() > deadline:

@@ -22,7 +22,7 @@ from txnbuffer.errors import InvalidRequest, RelayTargetTaken
 from txnbuffer.protocol import numbers, present
 from txnbuffer.recovery.audit import NO_SEQNO, CommittedLog, record_in
 from txnbuffer.recovery.newest_records import NewestRecords, hashed_rows
-from txnbuffer.sinks.relay_targets import READ_TIMEOUT, ROLLBACK, SEQNO, SOURCE, RelayMark, last_mark
+from txnbuffer.sinks.relay_targets import ROLLBACK, SEQNO, SOURCE, RelayMark, last_mark
 from txnbuffer.streams.failover import MAX_SEQNO
 
 
@@ -42,7 +42,7 @@ class RelayedCopy:
         self._source = source, incarnation
         self._emptied = False
         self._compacted = compacted
-        self._mark = last_mark(broker, topic, READ_TIMEOUT) if compacted else None
+        self._mark = last_mark(broker, topic) if compacted else None
 
     def collect(self, found: NewestRecords, seed: int, limit: int, on_records: Callable[[int], object]) -> int:
         """See `AuditCopy`. Raises RelayTargetTaken for a message that no relay of the topic wrote."""

@@ -166,8 +166,6 @@ class CommittedFollower:
             self._restart(error)
             return True
         if placed is None:
-            if self._stopped is None:
-                self._log.check_alive()
             return False
         self._unapplied = None
         if not self._registered and any_transactional(placed.messages):

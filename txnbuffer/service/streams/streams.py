@@ -18,13 +18,12 @@ from broker_io.compaction import CompactingBroker, CompactionState
 from broker_io.environment import current
 from broker_io.errors import Error, LimitExceeded, NotSupported, PositionTrimmed, TooManyStreams, TopicNotFound
 from broker_io.partitions import partition_name
-from broker_io.port import PartitionedBroker, Reader
+from broker_io.port import READ_SECONDS, PartitionedBroker, Reader, existing
 from broker_io.position import NO_INDEX
 from txnbuffer.access.policy import Action, ResourceKind
 from txnbuffer.config import StreamsConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import (
-    BackfillFailed,
     CoordinatorStopped,
     MutationsTrimmed,
     RegistrationFailed,
@@ -247,8 +246,6 @@ REMOVED_BYTES = 64
 """Size of a mutation without content, which has only a seqno and a position."""
 LEAST_MESSAGE_BYTES = 256
 """Of a smaller answer, a read takes no more messages than if they had this size."""
-READ_SECONDS = 30.0
-"""Seconds within which a message of the log must be read."""
 
 
 class Backfills:
@@ -328,11 +325,8 @@ class Backfills:
         try:
             while wanted > 0 and place.seqno <= request.last and not width.full:
                 limit = READ_MESSAGES if place.seqno < request.first else -(-wanted // LEAST_MESSAGE_BYTES)
-                placed = await in_thread(partial(reader.read, limit=min(limit, READ_MESSAGES), timeout=READ_SECONDS))
-                if placed is None:
-                    raise BackfillFailed(
-                        f"topic {feed.name!r}: no message after {place.position} could be read; try again"
-                    )
+                read = partial(reader.read, limit=min(limit, READ_MESSAGES), timeout=READ_SECONDS)
+                placed = existing(await in_thread(read), feed.name, place.position)
                 for piece in batch_slices(placed):
                     rows = await self._topics.exclusively([feed.name], feed.visible, piece, place)
                     if rows is None and piece.positions.last < place.position:
