@@ -4,11 +4,13 @@ A wait is shown once it has lasted `LONG_SECONDS`. A wait that ended with an err
 counts as one wait with the next attempt if that begins within this time. When an attempt fails after `LONG_SECONDS`,
 the logger `txnbuffer.waits` gets a warning; a service writes it to its own log.
 
-There is one policy of retries, for the clients of a service and of a cluster, while it is unavailable.
+There is one policy of retries, for the clients of a service and of a cluster, while it is unavailable. A `Waker` ends
+the wait of a loop for other threads.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -134,6 +136,26 @@ def next_of(waiting: ThreadQueue[T], seconds: float = math.inf) -> T:
             return waiting.get(timeout=SIGNAL_SECONDS)
         seconds -= SIGNAL_SECONDS
     return waiting.get(timeout=seconds)
+
+
+class Waker:
+    """Calls a function on a loop, once for all events of other threads since the last call."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+        self._loop = loop
+        self._call = call
+        self._woken = False
+
+    def wake(self, _: object = None) -> None:
+        """Schedule the call after an event, in any thread."""
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        self._woken = False
+        self._call()
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0

@@ -11,7 +11,6 @@ that are pending.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,6 +49,7 @@ from broker_io.remote.messages import (
 from broker_io.rpc import log_pb2
 from broker_io.rpc.channel import LOG_KEY, end_call
 from broker_io.rpc.log_pb2 import TopicRequest
+from broker_io.waits import Waker
 
 T = TypeVar("T")
 
@@ -130,10 +130,9 @@ class ServedWriter:
     def __init__(self, writer: Writer, total: Budget) -> None:
         self._writer = writer
         self._budgets = (Budget(STREAM_BYTES), total)
-        self._loop = asyncio.get_running_loop()
         self._pending: deque[tuple[Future[Positions] | Error, int]] = deque()
         self._wake = asyncio.Event()
-        self._wake_scheduled = False
+        self._waker = Waker(asyncio.get_running_loop(), self._wake.set)
         self._ended = False
 
     async def take(self, executor: Executor, data: bytes) -> None:
@@ -160,7 +159,6 @@ class ServedWriter:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            self._wake_scheduled = False
             while outcomes := self._done():
                 if context is not None:
                     await context.write(encode_appended(outcomes))
@@ -176,21 +174,15 @@ class ServedWriter:
         sizes = [0] * (len(batches) - 1) + [len(data)]  # released with the last of them
         for batch, size in zip(batches, sizes, strict=True):
             self._pending.append((self._append(batch), size))
-        self._wake_up(None)
+        self._waker.wake()
 
     def _append(self, batch: Batch) -> Future[Positions] | Error:
         try:
             future = self._writer.append(batch)
         except Exception as error:
             return as_error(error)
-        future.add_done_callback(self._wake_up)
+        future.add_done_callback(self._waker.wake)
         return future
-
-    def _wake_up(self, _: object) -> None:
-        if not self._wake_scheduled:
-            self._wake_scheduled = True
-            with contextlib.suppress(RuntimeError):  # the loop is gone, and so is the stream
-                self._loop.call_soon_threadsafe(self._wake.set)
 
     def _done(self) -> list[Outcome]:
         outcomes: list[Outcome] = []

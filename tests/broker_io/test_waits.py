@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,7 +14,7 @@ from broker_io import waits
 from broker_io.environment import current, use
 from broker_io.errors import ServiceUnavailable
 from broker_io.testing import SimulatedClock
-from broker_io.waits import LongWait, RetryPolicy, long_waits, waiting
+from broker_io.waits import LongWait, RetryPolicy, Waker, long_waits, waiting
 
 
 @pytest.fixture(autouse=True)
@@ -97,3 +99,23 @@ def test_next_attempt_continues_a_failed_wait(clock: SimulatedClock) -> None:
     assert long_waits() == []
     with waiting("the moon"):
         assert long_waits() == []
+
+
+async def test_loop_is_woken_once_for_the_events_of_other_threads() -> None:
+    calls: list[int] = []
+    waker = Waker(asyncio.get_running_loop(), lambda: calls.append(1))
+    for number in (1, 2):
+        thread = threading.Thread(target=lambda: [waker.wake() for _ in range(10)])
+        thread.start()
+        thread.join()  # the loop can't run meanwhile
+        while len(calls) < number:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(calls) == number
+
+
+def test_event_after_the_end_of_the_loop_is_dropped() -> None:
+    loop = asyncio.new_event_loop()
+    waker = Waker(loop, lambda: None)
+    loop.close()
+    waker.wake()

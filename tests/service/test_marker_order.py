@@ -9,6 +9,7 @@ from typing import Any
 from broker_io.batch import Batch, Message
 from broker_io.errors import Error
 from broker_io.position import Positions
+from broker_io.waits import Waker
 from txnbuffer.service.cluster.cluster import SharedTopic
 from txnbuffer.service.topics.appends import AppendPart, ServiceTopic, TopicAppends
 
@@ -45,7 +46,7 @@ def part() -> AppendPart:
 async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
     order: list[str] = []
     loop = asyncio.get_running_loop()
-    appends = TopicAppends(loop, lambda: None, lambda: None)
+    appends = TopicAppends(loop, lambda: None, Waker(loop, lambda: None))
     appends.add(opened(SharedTopic("t", UNUSED, UNUSED, UNUSED), Writing("marker", order)), part())
     appends.add(opened(ServiceTopic("decisions"), Writing("decision", order)), part())
     loop.call_soon(order.append, "answer")
@@ -57,7 +58,8 @@ async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
 
 
 async def test_a_marker_that_is_still_to_go_out_keeps_appends_busy() -> None:
-    appends = TopicAppends(asyncio.get_running_loop(), lambda: None, lambda: None)
+    loop = asyncio.get_running_loop()
+    appends = TopicAppends(loop, lambda: None, Waker(loop, lambda: None))
     appends.add(opened(SharedTopic("t", UNUSED, UNUSED, UNUSED), Writing("marker", [])), part())
     appends.flush()
     assert not appends.idle
@@ -67,7 +69,7 @@ async def test_what_breaks_while_markers_go_out_ends_the_owner() -> None:
     turns: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda *_: None)
-    appends = TopicAppends(loop, lambda: turns.append("turn"), lambda: None)
+    appends = TopicAppends(loop, lambda: turns.append("turn"), Waker(loop, lambda: None))
     appends.add(opened(SharedTopic("t", UNUSED, UNUSED, UNUSED), Broken("marker", [])), part())
     appends.flush()
     await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from broker_io.environment import Thread, current
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, NotifyingReader, Reader
 from broker_io.position import Position
-from broker_io.waits import Backoff
+from broker_io.waits import Backoff, Waker
 from txnbuffer.errors import ReplayStalled
 from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.door.connection import MIB
@@ -360,10 +360,9 @@ class LogReaders:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], Any]) -> None:
         self.wake = wake
-        self._loop = loop
+        self._waker = Waker(loop, wake)
         self._readers: list[LogReader] = []
         self._notified: deque[LogReader] = deque()
-        self._woken = False
         self._pool = ReaderPool("txnbuffer-readers")
 
     def follow(self, reader: LogReader) -> LogReader:
@@ -382,7 +381,6 @@ class LogReaders:
 
     def take(self) -> None:
         """Deliver all that was read, except for paused log readers."""
-        self._woken = False
         paused = []
         while self._notified:
             reader = self._notified.popleft()
@@ -421,9 +419,7 @@ class LogReaders:
     def _notify(self, reader: LogReader) -> None:
         """Called in a pool thread."""
         self._notified.append(reader)
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self.wake)
+        self._waker.wake()
 
 
 def merged(batches: list[PlacedBatch]) -> list[PlacedBatch]:

@@ -25,7 +25,7 @@ from broker_io.environment import current
 from broker_io.errors import EntryTooLarge, Error, MessageTooLarge, ServiceUnavailable, TopicNotFound, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
-from broker_io.waits import Backoff
+from broker_io.waits import Backoff, Waker
 from txnbuffer.client.lifecycle import check_loop
 from txnbuffer.client.path.record_path import (
     MAX_IN_FLIGHT,
@@ -139,7 +139,7 @@ class Writers:
         self._topics: dict[str, TopicWriter] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._done: deque[tuple[TopicWriter, TopicAppend, Batch, Future[Positions]]] = deque()
-        self._woken = False
+        self._waker = Waker(self._loop, self._take_done)
         self._idle = asyncio.Event()
         self._unsettled = 0
         self._closed: Error | None = None
@@ -237,13 +237,9 @@ class Writers:
     def _on_done(self, topic: TopicWriter, append: TopicAppend, batch: Batch, future: Future[Positions]) -> None:
         """Queue a completed future. Called in any thread."""
         self._done.append((topic, append, batch, future))
-        if not self._woken:
-            self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._take_done)
+        self._waker.wake()
 
     def _take_done(self) -> None:
-        self._woken = False
         touched: dict[TopicWriter, None] = {}
         while self._done:
             topic, append, batch, future = self._done.popleft()

@@ -20,6 +20,7 @@ from operator import itemgetter
 from broker_io.environment import Clock, current
 from broker_io.errors import Error, NotLive, as_error
 from broker_io.port import AtomicBroker, Broker, ReplicatedBroker
+from broker_io.waits import Waker
 from snapshots.shards import ONLY, Shard
 from txnbuffer.config import CompactionConfig, RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
@@ -121,7 +122,7 @@ class Engine(Loop):
         self.notes = owned.manager.notes
         self._decisions = ServiceTopic(shard.topic(DECISIONS))
         self._decisions.writer, self._decisions.held = owned.decisions, False
-        calls = self._loop, self.wake, self._turn
+        calls = self._loop, self.wake, Waker(self._loop, self._turn)
         units = UnitAppends(*calls, _atomic(broker), self._decisions) if topics.takes_records else None
         self._units = units
         self.appends: Appends = units or TopicAppends(*calls)

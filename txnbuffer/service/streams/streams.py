@@ -20,6 +20,7 @@ from broker_io.errors import Error, LimitExceeded, NotSupported, PositionTrimmed
 from broker_io.partitions import partition_name
 from broker_io.port import READ_SECONDS, PartitionedBroker, Reader, existing
 from broker_io.position import NO_INDEX
+from broker_io.waits import Waker
 from txnbuffer.access.policy import Action, ResourceKind
 from txnbuffer.config import StreamsConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
@@ -392,7 +393,7 @@ class Streams:
         self._compacting: dict[str, int] = {}
         self._cluster = ""
         self._ended: Error | None = None
-        self._woken = False
+        self._waker = Waker(self._loop, self._take)  # woken in any thread when messages were sequenced
 
     # For the transport
 
@@ -591,14 +592,7 @@ class Streams:
 
     # Feeds
 
-    def _notify(self) -> None:
-        """Schedule `_take`; called in any thread when messages were sequenced."""
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._take)
-
     def _take(self) -> None:
-        self._woken = False
         for feed in [*self.feeds.values()]:
             came = feed.take()
             if came or feed.problem is not None:
@@ -633,7 +627,7 @@ class Streams:
         """The feed of a topic, which is registered if needed. Raises the error that prevents streaming it."""
         async with self._opening.setdefault(name, asyncio.Lock()):
             if (feed := self.feeds.get(name)) is None:
-                feed = Feed(name, await self._followed_topic(name), self._notify, self.now())
+                feed = Feed(name, await self._followed_topic(name), self._waker.wake, self.now())
                 feed.begin(await self._topics.exclusively([name], feed.attach), self.budget)
                 self._streams[feed] = {}
                 self.feeds[name] = feed

@@ -36,7 +36,7 @@ from broker_io.errors import (
 )
 from broker_io.port import MAX_PROPERTIES, AtomicBroker, TogetherResult, Writer
 from broker_io.position import Position, Positions, maker
-from broker_io.waits import Wait
+from broker_io.waits import Wait, Waker
 from txnbuffer.errors import UnregisteredTopic
 from txnbuffer.model import TxnId
 from txnbuffer.recovery.followed_topic import FollowedTopic
@@ -184,7 +184,7 @@ class ServiceTopic:
 class Appends(ABC):
     """Queues appends until a turn of the loop has collected them.
 
-    `wake` schedules a turn of the loop. A thread that completes an append schedules `turn` itself, which saves an
+    `wake` schedules a turn of the loop. A thread that completes an append schedules it by `waker`, which saves an
     iteration of the event loop.
 
     A topic is notified of each append that is durable or failed on the loop, in order.
@@ -192,14 +192,13 @@ class Appends(ABC):
 
     _loop: asyncio.AbstractEventLoop
     _wake: Callable[[], None]
-    _turn: Callable[[], None]
+    _waker: Waker
     failure: Error | None = None
     waiting_bytes: int = 0
     queued_bytes: int = 0
     """The size of what is queued for the next unit."""
     forms_units: ClassVar[bool] = False
     _ready: dict[ServiceTopic, None] = field(default_factory=dict)
-    _woken: bool = False
 
     @property
     @abstractmethod
@@ -249,12 +248,6 @@ class Appends(ABC):
         self._ready.pop(topic, None)
         while topic.waiting:
             self._failed(topic.waiting.popleft(), error)
-
-    def _on_done(self) -> None:
-        """Schedule a turn; called in the thread that completed an append."""
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._turn)
 
     def _flight_durable(self, flight: AppendInFlight, positions: Positions) -> None:
         topic = flight.topic
@@ -327,7 +320,6 @@ class TopicAppends(Appends):
             raise
 
     def complete(self) -> None:
-        self._woken = False
         while self._completed:
             flight, future = self._completed.popleft()
             topic = flight.topic
@@ -359,7 +351,7 @@ class TopicAppends(Appends):
 
     def _on_append(self, flight: AppendInFlight, future: Future[Positions]) -> None:
         self._completed.append((flight, future))
-        self._on_done()
+        self._waker.wake()
 
 
 UNIT_BYTES = 1024 * 1024
@@ -394,11 +386,11 @@ class UnitAppends(Appends):
         self,
         loop: asyncio.AbstractEventLoop,
         wake: Callable[[], None],
-        turn: Callable[[], None],
+        waker: Waker,
         broker: AtomicBroker,
         decisions: ServiceTopic,
     ) -> None:
-        super().__init__(loop, wake, turn)
+        super().__init__(loop, wake, waker)
         self.number, self.durable = 1, 0
         self._broker = broker
         self._decisions = decisions
@@ -491,11 +483,10 @@ class UnitAppends(Appends):
 
     def _on_unit(self, result: TogetherResult) -> None:
         self._result = result
-        self._on_done()
+        self._waker.wake()
 
     def complete(self) -> None:
         """Report the unit in flight if it is durable, or was refused."""
-        self._woken = False
         unit, result = self._unit, self._result
         if unit is None or result is None:
             return
