@@ -135,7 +135,7 @@ def test_nothing_reaches_a_segment_before_the_journal_is_synced() -> None:
     world = World()
     broker, writer = topic_writer(world)
     world.disk.fail_at(2, errno.EIO)
-    with pytest.raises(DiskFailed, match=r"journal-1.*open the log again"):
+    with pytest.raises(DiskFailed, match=r"journal-1.*until it is opened again.*repair the disk"):
         writer.append(Batch.of(numbered(3))).result(0)
     assert rows(broker, "t") == []
     assert world.disk.files()[f"{DIRECTORY}/topics/1/1-0.log"] == 0

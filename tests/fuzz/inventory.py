@@ -34,6 +34,7 @@ INSIDE = {
     "broker_io.filelog.log.journal_chain": "reads files with the decoders of broker_io.filelog.log.journal",
     "broker_io.filelog.log.log": "makes a number of random bytes",
     "broker_io.filelog.log.recovery": "opens logs, which the fuzzed directories are",
+    "broker_io.filelog.log.redo": "reads names of incarnations, which broker_io.filelog.log.operations has checked",
     "broker_io.filelog.log.compaction_tasks": "reads bitmaps and keys that the same compaction has found",
     "broker_io.filelog.log.key_columns": "reads columns that the same compaction has written",
     "broker_io.filelog.pair.store": "makes a number of random bytes",

@@ -228,18 +228,10 @@ WIRE = (
             f"broker_io.filelog.pair.link_frames.{name}"
             for name in (
                 "decode_frame",
-                "_decode_mark",
-                "_decode_hello",
-                "_decode_follow",
-                "_decode_rejoin",
-                "_decode_copy_request",
-                "_decode_copy_begin",
+                "_checked",
                 "_decode_records",
-                "_decode_durable",
                 "_decode_rewrite_done",
-                "_decode_damaged_topics",
                 "_decode_copy_chunk",
-                "_decode_copy_end",
             )
         ),
         (MalformedMessage,),
