@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,32 +101,6 @@ def with_container(handle: dict[str, Any], do: Any) -> Any:
         return do(client.containers.get(handle["container"]))
     finally:
         client.close()
-
-
-@contextlib.contextmanager
-def address_taken(broker: Standalone) -> Iterator[None]:
-    """Kill the broker; if it is a container, another one has its address until the block ends."""
-    if not isinstance(broker, StandaloneContainer):
-        broker.kill()
-        yield
-        return
-    import docker
-
-    address = with_container(broker.handle, address_of)
-    broker.kill()
-    client, others = docker.from_env(), []
-    try:
-        while address not in map(address_of, client.containers.list()):  # each gets the first free address
-            others.append(client.containers.run(broker.image, ["sleep", "600"], detach=True))
-        yield
-    finally:
-        for other in others:
-            other.remove(force=True)
-        client.close()
-
-
-def address_of(container: Any) -> str:
-    return str(container.attrs["NetworkSettings"]["Networks"]["bridge"]["IPAddress"])
 
 
 def logged_since_its_start(container: Any) -> str:

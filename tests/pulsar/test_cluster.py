@@ -1,4 +1,4 @@
-"""The cluster of the tests is available and shared, and a private broker can be killed."""
+"""The cluster of the tests is available and shared, and a program ends although its broker hangs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import sys
 import uuid
 
 import pulsar
-import pytest
 from pulsar_cluster import WAYS, Cluster
-from pulsar_container import address_taken
 
 from broker_io.standalone import Standalone, ask
 
@@ -44,21 +42,6 @@ def test_each_namespace_is_fresh(cluster: Cluster) -> None:
     cluster.drop(other)
 
 
-def test_killed_broker_restarts_with_its_data(mortal: Standalone) -> None:
-    namespace = mortal.namespace()
-    forever = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-    ask(mortal.admin, f"namespaces/{namespace}/retention", "POST", forever)  # else the restart trims the message
-    first = write_and_read(mortal.url, f"{namespace}/orders")
-    assert mortal.alive
-    with address_taken(mortal):
-        assert not mortal.alive
-        with pytest.raises(OSError, match="refused"):
-            ask(mortal.admin, "clusters")
-        mortal.start()
-    assert write_and_read(mortal.url, f"{namespace}/orders") == first
-    ends_while_it_hangs(mortal)
-
-
 SENDING = """
 import sys
 from broker_io import open_broker
@@ -74,20 +57,20 @@ sys.exit(7)
 """
 
 
-def ends_while_it_hangs(broker: Standalone) -> None:
+def test_a_program_ends_while_its_broker_hangs(mortal: Standalone) -> None:
     """A program with pending sends that closes nothing exits with its own code; the library would abort it."""
-    command = [sys.executable, "-c", SENDING, f"{broker.url}/{broker.namespace()}", broker.admin]
+    command = [sys.executable, "-c", SENDING, f"{mortal.url}/{mortal.namespace()}", mortal.admin]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         try:
             assert program.stdin is not None
             assert program.stdout is not None
             assert program.stdout.readline() == "ready\n"
-            broker.pause()
+            mortal.pause()
             try:
                 program.stdin.write("on\n")
                 program.stdin.flush()
                 assert program.wait(SECONDS) == 7
             finally:
-                broker.resume()
+                mortal.resume()
         finally:
             program.kill()
