@@ -49,7 +49,7 @@ SMALL = Options(segment_bytes=700, journal_bytes=2_500, compacted_prefix="")
 def opened_member(environment: Environment) -> OpenedLog:
     """The engine of a member, which is made one if it is not; nothing after the mark of its manifest is applied."""
     opened = open_log(environment, DIRECTORY, SMALL, member=True)
-    if opened.log.manifest.pair is None:
+    if not opened.log.manifest.is_member:
         opened.log.found(STORE, b"pair")
     return opened
 

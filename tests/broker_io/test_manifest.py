@@ -103,6 +103,13 @@ def test_a_mark_that_is_none_is_damage(mark: str) -> None:
         decode_manifest(f"txnbuffer-log 2 {google_crc32c.value(rest):08x}\n".encode() + rest, "manifest")
 
 
+def test_a_member_without_a_store_is_damage() -> None:
+    """It must not be opened as a log without a pair."""
+    rest = encode_manifest(PAIRED).partition(b"\n")[2].replace(PAIRED.pair.store.hex().encode(), b"")
+    with pytest.raises(Damaged, match="store of a pair has no id"):
+        decode_manifest(f"txnbuffer-log 2 {google_crc32c.value(rest):08x}\n".encode() + rest, "manifest")
+
+
 def changed(old: str, new: str) -> bytes:
     """The manifest of the compacted topics with another text and a valid checksum."""
     rest = encode_manifest(COMPACTED).partition(b"\n")[2].replace(old.encode(), new.encode())

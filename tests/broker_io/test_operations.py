@@ -121,7 +121,6 @@ class History:
         return Change.PREPARE, PrepareFiles(files) if files else None
 
     def _swap(self, entry: TopicEntry) -> tuple[Change, Any]:
-        assert self.manifest.pair is not None
         found = [file for file in self.manifest.pair.prepared if file.topic == entry.number]
         if not found:
             return Change.SWAP, None

@@ -37,7 +37,7 @@ def test_log_of_the_last_live_is_served_alone_after_it(machines: Machines) -> No
     dissolve(machines.directories[0], machines.options())
     manifest = load_manifest(current().disk, machines.directories[0])
     assert manifest is not None
-    assert (manifest.mark.epoch, manifest.pair) == (0, None)  # its journal is that of no pair
+    assert (manifest.mark.epoch, manifest.is_member) == (0, False)  # its journal is that of no pair
     assert machines.alone(0) == ["both", "first only", "alone"]
     with FileBroker.open(machines.directories[0]) as broker:
         assert broker.incarnation("orders") == incarnation

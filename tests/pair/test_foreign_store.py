@@ -29,7 +29,6 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 def pair_of(machines: Machines, number: int) -> PairEntry:
     manifest = load_manifest(current().disk, machines.directories[number])
     assert manifest is not None
-    assert manifest.pair is not None
     return manifest.pair
 
 

@@ -127,7 +127,6 @@ class Replace:
             kept = files(found.disk, join(DIRECTORY, aside))
             assert kept[MANIFEST] == self.before[MANIFEST]
             manifest = decode_manifest(kept[MANIFEST], aside)
-            assert manifest.pair is not None
             assert manifest.pair.store == store
             for name in [f"journal-{manifest.journal}", *segments(manifest)]:
                 assert kept[name] == self.before[name]

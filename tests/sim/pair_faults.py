@@ -216,7 +216,7 @@ class PairFaults(Faults):
         """The id of the store on a machine, if it has one."""
         disk = service.host.disk
         manifest = load_manifest(disk, DIRECTORY) if disk.exists(DIRECTORY) else None
-        return None if manifest is None or manifest.pair is None else manifest.pair.store
+        return None if manifest is None or not manifest.is_member else manifest.pair.store
 
 
 PAIR = {

@@ -40,6 +40,7 @@ from broker_io.errors import CallerError, Damaged, DiskFull, UnsupportedFormat, 
 from broker_io.filelog.log import layout
 from broker_io.filelog.log.journal_chain import Journal
 from broker_io.filelog.log.layout import (
+    ALONE,
     MIB,
     LedgerEntry,
     Manifest,
@@ -271,7 +272,7 @@ def restored_manifest(manifest: Manifest, jump: int) -> Manifest:
         journal=manifest.journal + 1,
         topics=tuple(topics),
         next_ledger=continued(manifest.next_ledger, jump),
-        pair=None,
+        pair=ALONE,
     )
 
 

@@ -93,11 +93,11 @@ class OfflineJournal:
         self.identity = identity
         self._stored = _sizes(manifest)
         operations = stored.operations
-        if manifest.pair is not None:
+        if manifest.is_member:
             operations = list(itertools.takewhile(partial(_has_files, disk, directory, manifest.pair), operations))
         with record_damage(layout.journal_path(directory, manifest.journal)):
             redone, self._patches = redo(manifest, operations)
-        self.topics = redone.topics if manifest.pair is not None else None
+        self.topics = redone.topics if manifest.is_member else None
         self._sizes = _sizes(redone)
 
     def over(self, open_segment: Callable[[], ReadableFile], topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
@@ -186,7 +186,7 @@ class FollowingBroker(ReadingBroker):
         try:
             with self._mutex:
                 self._reload()
-            if self._manifest.pair is not None:
+            if self._manifest.is_member:
                 self.offline_journal()  # it may have topics and ledgers that the manifest lacks
         except OSError as error:
             raise disk_error(error, self._path, "the log can't be read") from error

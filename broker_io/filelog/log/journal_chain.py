@@ -117,8 +117,7 @@ class FoundJournal(NamedTuple):
 
     def shown(self, manifest: layout.Manifest) -> int:
         """The lsn up to which a member of a pair shows and redoes its log."""
-        committed = manifest.pair.committed if manifest.pair is not None else 0
-        return shown_end(manifest.mark, self.records, max(self.noted, committed))
+        return shown_end(manifest.mark, self.records, max(self.noted, manifest.pair.committed))
 
 
 def find_journal(disk: Disk, directory: str, manifest: layout.Manifest) -> FoundJournal:

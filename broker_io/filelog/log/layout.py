@@ -219,8 +219,7 @@ def remove_leftovers(disk: Disk, directory: str, manifest: Manifest, journals: C
     if not disk.exists(join(directory, TOPICS)):
         return
     kept = {segment_path(directory, topic, ledger) for topic in manifest.topics for ledger in topic.ledgers}
-    if manifest.pair is not None:
-        kept |= {prepared_path(directory, file) for file in manifest.pair.prepared}
+    kept |= {prepared_path(directory, file) for file in manifest.pair.prepared}
     for topic in disk.list(join(directory, TOPICS)):
         for name in disk.list(join(directory, TOPICS, topic)):
             path = join(directory, TOPICS, topic, name)
@@ -421,6 +420,10 @@ class PairEntry(NamedTuple):
     id: bytes = b""
 
 
+ALONE = PairEntry(b"")
+"""That of a log without a pair."""
+
+
 class Manifest(NamedTuple):
     """The content of a manifest; topics in the order of their numbers.
 
@@ -436,7 +439,12 @@ class Manifest(NamedTuple):
     next_ledger: int = 1
     last_journal: int = 0
     mark: Mark = START
-    pair: PairEntry | None = None
+    pair: PairEntry = ALONE
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the directory is the store of a member of a pair."""
+        return bool(self.pair.store)
 
 
 TopicTexts: TypeAlias = dict[int, tuple[TopicEntry, bytes]]
@@ -459,7 +467,7 @@ def encode_manifest(manifest: Manifest, texts: TopicTexts | None = None) -> byte
         "next_topic": manifest.next_topic,
         "next_ledger": manifest.next_ledger,
     }
-    if manifest.pair is not None:
+    if manifest.is_member:
         document["pair"] = _pair_document(manifest.pair)
     topics = b",".join([text for _, text in encoded.values()])
     rest = b"".join((_json(document)[:-1], b',"topics":[', topics, b"]}\n"))
@@ -546,7 +554,7 @@ def read_ledger(document: dict[str, Any]) -> LedgerEntry:
 
 def _read_place(document: dict[str, Any]) -> dict[str, Any]:
     """What a manifest says of its place in the log, and of a pair."""
-    pair = _read_pair(document["pair"]) if "pair" in document else None
+    pair = _read_pair(document["pair"]) if "pair" in document else ALONE
     return {"last_journal": document.get("last", 0), "mark": _read_mark(document["mark"]), "pair": pair}
 
 
@@ -562,6 +570,8 @@ def _read_pair(document: dict[str, Any]) -> PairEntry:
     forks = tuple([Fork(epoch, _read_mark(before)) for epoch, before in document["forks"]])
     prepared = tuple([PreparedFile(*file) for file in document["prepared"]])
     store, pair = bytes.fromhex(document["store"]), bytes.fromhex(document.get("id", ""))
+    if not store:
+        raise ValueError("the store of a pair has no id")
     return PairEntry(**document)._replace(store=store, forks=forks, prepared=prepared, id=pair)
 
 

@@ -53,6 +53,7 @@ from broker_io.filelog.log.damage import DamageRecord
 from broker_io.filelog.log.journal import FILE_HEAD_BYTES
 from broker_io.filelog.log.journal_chain import Journal, record_damage
 from broker_io.filelog.log.layout import (
+    ALONE,
     MIB,
     LedgerEntry,
     Lock,
@@ -223,7 +224,7 @@ class FileLog:
     @property
     def pair(self) -> PairEntry:
         """What the manifest says of a pair."""
-        return self._manifest.pair or PairEntry(b"")
+        return self._manifest.pair
 
     def numbers(self) -> ObjectNumbers:
         """The numbers of the last operations that are applied."""
@@ -235,7 +236,7 @@ class FileLog:
         if not changes:
             return
         self.check()
-        if self._manifest.pair is None:
+        if not self._manifest.is_member:
             # Only the manifest has them, and it has the appends before them later: they draw no numbers.
             self.apply([NumberedOperation(change, topic, 0, 0, body) for change, topic, body in changes])
             return
@@ -291,7 +292,7 @@ class FileLog:
         self._dirty[operation.topic] = topic
         with self.guard(topic.segment.path, midway=True):
             write = partial(topic.segment.write, body.offset, body.chunks, headers)
-            if self._manifest.pair is None:
+            if not self._manifest.is_member:
                 self._retry_without_descriptors(write)
             else:
                 write()  # other threads may write to the segments that would be closed
@@ -301,12 +302,11 @@ class FileLog:
 
     def _apply_structure(self, operations: list[NumberedOperation], lsn: int) -> None:
         self.check()
-        is_member = self._manifest.pair is not None
         with record_damage(self.journal.path):
             plan = planned(self._manifest, self.current, operations)
-        with self.guard(self._directory, midway=is_member):
+        with self.guard(self._directory, midway=self._manifest.is_member):
             rolled = self._make_files(plan)
-            if rolled and not is_member:
+            if rolled and not self._manifest.is_member:
                 self._checkpoint(plan.topics)
             else:
                 for topic in rolled:
@@ -341,7 +341,7 @@ class FileLog:
         durable = {number: plan.durable(number, topic.durable) for number, topic in self._topics.items()}
         made = {number: entry for number, entry in plan.topics.items() if number not in durable}
         topics = [entry for entry in (durable | made).values() if entry is not None]
-        pair = plan.pair and plan.pair._replace(committed=max(plan.pair.committed, lsn))
+        pair = plan.pair._replace(committed=max(plan.pair.committed, lsn))
         self._replace(topics=topics, next_topic=plan.next_topic, next_ledger=plan.next_ledger, pair=pair)
 
     def _take_over(self, plan: LogPlan) -> None:
@@ -425,12 +425,12 @@ class FileLog:
         """
         if self.applied != self.journal.end:
             raise CallerError(f"{self._directory} has records that are not applied: let its pair end as primary first")
-        self._restart_journal(self._random_mark(), None)
+        self._restart_journal(self._random_mark(), ALONE)
 
     def _random_mark(self) -> Mark:
         return Mark(0, self.applied.lsn + 1, int.from_bytes(self._randomness.token(8), "little"))
 
-    def _restart_journal(self, before: Mark, pair: PairEntry | None) -> None:
+    def _restart_journal(self, before: Mark, pair: PairEntry) -> None:
         """Continue with an empty journal after a mark, and with another membership."""
         self.checkpoint()
         with self.guard(self._directory, midway=True):
@@ -543,7 +543,7 @@ class FileLog:
         except OSError as error:
             raise self.failed(error, topic.segment.path) from error
         operations = [*map(_OPERATION, commits)]
-        if self._manifest.pair is not None:
+        if self._manifest.is_member:
             return self._committed(operations)
         try:
             return self.journal.append(encode_operations(operations))
@@ -600,16 +600,14 @@ class FileLog:
                     topic.segment.close()
         if self.journal.size > FILE_HEAD_BYTES:
             self.journal.roll()
-        mark, pair = self.applied, self._manifest.pair
-        if pair is not None:
-            pair = pair._replace(committed=max(pair.committed, mark.lsn))
+        mark, pair = self.applied, self.pair._replace(committed=max(self.pair.committed, self.applied.lsn))
         entries = {number: replaced.get(number) or topic.entry for number, topic in self._topics.items()}
         first, last = self.journal.file_after(mark.lsn), self.journal.number
         self._replace(topics=list(entries.values()), journal=first, last_journal=last, mark=mark, pair=pair)
         for number, entry in entries.items():
             self._topics[number].entry = self._topics[number].durable = entry
         self._dirty.clear()
-        if pair is None:
+        if not self._manifest.is_member:
             self.journal.drop(mark.lsn)
         self.on_checkpointed(mark)
 

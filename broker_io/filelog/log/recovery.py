@@ -128,7 +128,7 @@ def open_locked(environment: Environment, directory: str, options: Options, lock
     """As `open_log`, of a directory whose lock is held. May raise OSError."""
     disk = environment.disk
     manifest = load_manifest(disk, directory) or _create(environment, directory)
-    if manifest.pair is not None and not member:
+    if manifest.is_member and not member:
         raise NotAMember(
             f"{directory} is the store of a member of a pair: serve it with the lock of its pair, or open it read-only"
         )
@@ -143,7 +143,7 @@ def open_locked(environment: Environment, directory: str, options: Options, lock
     try:
         log = FileLog(environment, directory, options, manifest, journal, lock)
         report = [stored.torn] if stored.torn else []
-        if manifest.pair is None:
+        if not manifest.is_member:
             _recover(disk, log, stored, report)
         else:
             for opened in log.all_topics():
@@ -167,7 +167,7 @@ def stored_log(disk: Disk, directory: str, manifest: Manifest) -> StoredLog:
     """Read the journal that a manifest names. Raises Damaged, UnsupportedFormat, OSError."""
     path = layout.journal_path(directory, manifest.journal)
     found = find_journal(disk, directory, manifest)
-    end = found.end.lsn if manifest.pair is None else found.shown(manifest)
+    end = found.shown(manifest) if manifest.is_member else found.end.lsn
     records = [record for record in found.records if manifest.mark.lsn < record.lsn <= end]
     dropped = f"dropped {found.torn} bytes of an append that was never completed or acknowledged"
     torn = f"{found.files[-1].path}: {dropped}" if found.torn else ""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from broker_io.block import Header
 from broker_io.errors import StorageError
-from broker_io.filelog.log.layout import LedgerEntry, Manifest, PairEntry, PreparedFile, TopicEntry, empty_topic
+from broker_io.filelog.log.layout import LedgerEntry, Manifest, PreparedFile, TopicEntry, empty_topic
 from broker_io.filelog.log.numbers import Change, NumberedOperation, ObjectNumbers
 from broker_io.filelog.log.operations import (
     AppendBlocks,
@@ -119,7 +119,7 @@ class LogPlan:
 
     def __init__(self, manifest: Manifest, current: Callable[[int], TopicEntry | None]) -> None:
         self._current = current
-        self._numbers = ObjectNumbers({}, manifest.pair.structures if manifest.pair is not None else 0)
+        self._numbers = ObjectNumbers({}, manifest.pair.structures)
         self.topics: dict[int, TopicEntry | None] = {}
         self.patches: defaultdict[SegmentKey, list[SegmentPatch]] = defaultdict(list)
         self.opened: list[tuple[TopicEntry, LedgerEntry]] = []
@@ -148,8 +148,8 @@ class LogPlan:
                 self._note_files(before, after, body)
             if after is not None and isinstance(body, MakeTopic | RollTopic):
                 self.opened.append((after, after.ledgers[-1]))
-        if self.pair is not None and structure:
-            self._prepare(self.pair, operation)
+        if structure:
+            self._prepare(operation)
         self.next_topic = max(self.next_topic, topic + 1)
         if isinstance(body, DeleteTopic | BeginEpoch):
             self.next_ledger = max(self.next_ledger, body.next_ledger)
@@ -165,10 +165,10 @@ class LogPlan:
         if after is None:
             self.opened = [(entry, ledger) for entry, ledger in self.opened if entry.number != before.number]
 
-    def _prepare(self, pair: PairEntry, operation: NumberedOperation) -> None:
+    def _prepare(self, operation: NumberedOperation) -> None:
         """Note the files that a compaction has prepared; those of a former epoch are never swapped in."""
         change, topic, _, number, body = operation
-        left = pair.prepared
+        left = self.pair.prepared
         if isinstance(body, PrepareFiles):
             left += tuple([PreparedFile(number, topic, *file) for file in body.files])
         elif isinstance(body, SwapFiles):
@@ -178,8 +178,8 @@ class LogPlan:
         elif change is Change.DELETE:
             left = tuple([file for file in left if file.topic != topic])
         if change is not Change.SWAP:
-            self.unprepared += [file for file in pair.prepared if file not in left]
-        self.pair = pair._replace(structures=number, prepared=left)
+            self.unprepared += [file for file in self.pair.prepared if file not in left]
+        self.pair = self.pair._replace(structures=number, prepared=left)
 
     def durable(self, topic: int, stored: TopicEntry) -> TopicEntry | None:
         """What the manifest has of a topic: its appends as before, unless its open ledger is another one."""

@@ -50,7 +50,7 @@ def finish_aside(disk: Disk, directory: str) -> None:
         new = join(aside, layout.NEW_MANIFEST)
         current = _read(disk, join(directory, layout.MANIFEST))
         former = _read(disk, new) if disk.exists(new) else None
-        if current is not None and former is not None and _store(former) != _store(current):
+        if current is not None and former is not None and former.pair.store != current.pair.store:
             _move(disk, directory, aside, current.journal)
         else:
             disk.remove(new)
@@ -62,10 +62,6 @@ def _read(disk: Disk, path: str) -> Manifest | None:
     with closing(disk.open(path)) as file, suppress(Damaged):
         return decode_manifest(read_file(file), path)
     return None
-
-
-def _store(manifest: Manifest) -> bytes:
-    return manifest.pair.store if manifest.pair is not None else b""
 
 
 def _move(disk: Disk, directory: str, aside: str, journal: int) -> None:

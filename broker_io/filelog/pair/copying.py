@@ -83,7 +83,7 @@ class DirectoryCopy(Resource):
 
     @property
     def forks(self) -> tuple[Fork, ...]:
-        return self._manifest.pair.forks if self._manifest.pair is not None else ()
+        return self._manifest.pair.forks
 
     def __iter__(self) -> Iterator[CopyChunk]:
         """Read and verify the files. Raises DiskFailed."""
@@ -91,7 +91,7 @@ class DirectoryCopy(Resource):
             for topic in self._manifest.topics:
                 for ledger in topic.ledgers:
                     yield from self._segment(topic, ledger)
-            for file in self._manifest.pair.prepared if self._manifest.pair is not None else ():
+            for file in self._manifest.pair.prepared:
                 yield from self._prepared(layout.prepared_path(self._directory, file), file.bytes)
         except OSError as error:
             raise disk_error(error, self._directory, "the copy of it for the other member has ended") from error
@@ -206,7 +206,7 @@ class CopyFiles(Resource):
             self._disk.make_directory(layout.topic_path(self._directory, topic.number))
             for ledger in topic.ledgers:
                 self._finish_segment(topic, ledger)
-        for file in manifest.pair.prepared if manifest.pair is not None else ():
+        for file in manifest.pair.prepared:
             self._complete(layout.prepared_path(self._directory, file), file.bytes)
         if self._received:
             raise self._damaged(next(iter(self._received)), 0, "the manifest of the copy does not name it")

@@ -50,7 +50,7 @@ def dissolve(directory: str, pair: PairOptions, *, force: bool = False) -> None:
     raises. Nothing has changed then but that this member may have been live for a moment.
     """
     manifest = load_manifest(current().disk, directory)
-    if manifest is None or manifest.pair is None:
+    if manifest is None or not manifest.is_member:
         raise CallerError(f"{directory} belongs to no pair: there is nothing to dissolve")
     store = manifest.pair.store
     with closing(open_lock(pair.lock)) as lock:

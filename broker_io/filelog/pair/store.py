@@ -93,7 +93,7 @@ class DirectoryStore(Resource):
         self._opened, self.report, found = open_log(environment, directory, self._options, member=True, locked=finish)
         log = self.log
         try:
-            if log.manifest.pair is None:
+            if not log.manifest.is_member:
                 self._join()
                 found = None
             records, noted = (found.records, found.noted) if found is not None else ([], 0)
@@ -246,7 +246,7 @@ class DirectoryStore(Resource):
         """Put a copy in place, as `CopyReceiver.finish` says."""
         with self._guarded():
             copied = files.finish()
-        if copied.mark != mark or copied.pair is None:
+        if copied.mark != mark or not copied.is_member:
             raise Damaged(self.directory, 0, f"the copy is that of {copied.mark}, not of {mark}: it begins again")
         number = self.log.journal.number + 1
         pair = copied.pair._replace(store=self.log.pair.store, partial=True, committed=mark.lsn, forks=forks)
