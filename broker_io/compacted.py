@@ -1,10 +1,12 @@
 """Reading a compacted topic to its end.
 
 An end is taken before the messages are read. The message there may never come, because compaction dropped it; but also
-a dead reader, or one of a broker that has just restarted, gets nothing. One rule says when all is read:
+a reader that has lost its source, or one of a broker that has just restarted, gets nothing. One rule says when all is
+read:
 
 1. All is read once the reader has a message at or after the end: the log may grow without limit meanwhile.
-2. The silence of one reader proves nothing, because it may be dead: another one is opened after the last message.
+2. The silence of one reader proves nothing: it takes seconds to notice that it has lost its source. To open another one
+   after the last message is faster.
 3. If that one is silent too, the raw log shows what a slow broker kept back, if compaction leaves it as it is and it
    was not trimmed there. Messages of it that do not come are a retryable error. It does not show what was compacted
    and trimmed before its beginning, so if no message was read yet, more readers are opened first.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
@@ -301,17 +301,37 @@ class Relay:
     def _copy(
         self, broker: Broker, reader: CommittedReader, resume: _ResumePoint, *, follow: bool, stop: Callable[[], bool]
     ) -> None:
-        appends = self._appends
-        after, origin, rollback = resume.after, resume.origin, resume.rollback
-        epochs = reader.epochs
+        rollback = resume.rollback
+        for source, records in self._pieces(broker, reader, resume, self._batches(reader, follow=follow, stop=stop)):
+            self._append(relay_messages(records, source, rollback), records)
+            rollback = None
+            if len(self._appends) >= MAX_UNACKNOWLEDGED:
+                self._await_oldest(stop)
+        while self._appends:
+            self._await_oldest(stop)
+
+    def _batches(self, reader: CommittedReader, *, follow: bool, stop: Callable[[], bool]) -> Iterator[RecordBatch]:
+        """What the source has, and gets; while it has nothing new, wait for what was appended, and move the cursor."""
         while not stop():
-            batch = reader.read(limit=RECORDS, timeout=POLL if follow and not appends else 0.0)
-            if batch is None:
-                if not appends and not follow:
-                    self.target.caught_up()
+            batch = reader.read(limit=RECORDS, timeout=POLL if follow and not self._appends else 0.0)
+            if batch is not None:
+                yield batch
+            elif self._appends:
+                self._await_oldest(stop)
+            else:
+                self.target.caught_up()
+                if not follow:
                     return
-                self._idle(stop)
-                continue
+                self._last_progress = self._clock.monotonic()
+                if self.cursor is not None:
+                    self.cursor.move_if_due()
+
+    def _pieces(
+        self, broker: Broker, reader: CommittedReader, resume: _ResumePoint, batches: Iterable[RecordBatch]
+    ) -> Iterator[tuple[RelaySource, RecordBatch]]:
+        """The records to relay, each piece of one version. Raises MutationsTrimmed or SeqnoGap if some are missing."""
+        after, origin, epochs = resume.after, resume.origin, reader.epochs
+        for batch in batches:
             if resume.start == "beginning" and resume.after and batch.seqnos is not None:
                 batch = batch.take(slice(int(np.searchsorted(batch.seqnos, resume.after, side="right")), None))
             if not len(batch):
@@ -322,30 +342,12 @@ class Relay:
                 if reader.epochs != epochs:
                     epochs = reader.epochs
                     origin = _Origin.of(self.topic, load(broker, self.topic))
-            if self.keyed:
-                batch = batch.take(~batch.messages.keys.absent_mask())
-            for source, records in origin.by_version(batch):
-                self._append(relay_messages(records, source, rollback), records)
-                rollback = None
-                if len(appends) >= MAX_UNACKNOWLEDGED:
-                    self._await_oldest(stop)
-        while appends:
-            self._await_oldest(stop)
+            yield from origin.by_version(batch.take(~batch.messages.keys.absent_mask()) if self.keyed else batch)
 
     def _append(self, messages: Batch, records: RecordBatch) -> None:
         seqno = None if records.seqnos is None else int(records.seqnos[-1])
         sent = RelayProgress(len(records), seqno, records.positions.last)
         self._appends.append((self.target.append(messages, seqno), sent))
-
-    def _idle(self, stop: Callable[[], bool]) -> None:
-        """Called when the source has no new records."""
-        if self._appends:
-            self._await_oldest(stop)
-            return
-        self.target.caught_up()
-        self._last_progress = self._clock.monotonic()
-        if self.cursor is not None:
-            self.cursor.move_if_due()
 
     def _await_oldest(self, stop: Callable[[], bool]) -> None:
         """Wait for the oldest append. Raises its error, or ServiceUnavailable after too long."""
