@@ -67,7 +67,7 @@ def interrupt_when(event: threading.Event) -> None:
     threading.Thread(target=wait_and_interrupt).start()
 
 
-@pytest.mark.parametrize("kind", [SystemExit, Stop, TimeoutError, RuntimeError])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, Stop, TimeoutError, RuntimeError])
 def test_any_exception_of_a_handler_cancels_a_call(kind: type[BaseException]) -> None:
     began, cancelled = threading.Event(), threading.Event()
 

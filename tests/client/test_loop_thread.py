@@ -89,25 +89,6 @@ def interrupt_soon(seconds: float = 0.5) -> None:
     threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT)).start()
 
 
-def test_keyboard_interrupt_ends_a_waiting_call_and_cancels_its_work() -> None:
-    cancelled = threading.Event()
-
-    async def waits() -> None:
-        try:
-            await asyncio.sleep(SECONDS)
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-
-    with connect("memory:") as client:
-        interrupt_soon()
-        with pytest.raises(KeyboardInterrupt) as interrupt:
-            client.call(waits)
-        assert not hasattr(interrupt.value, "__notes__")  # nothing that the call did can have happened
-        assert cancelled.wait(SECONDS)
-        client.send("log", b"the client still works")
-
-
 def test_keyboard_interrupt_cancels_a_call_that_has_not_started() -> None:
     blocked, ran = threading.Event(), []
 
@@ -215,32 +196,6 @@ def test_closing_in_another_thread_ends_a_waiting_call() -> None:
         closing.join(SECONDS)
         with pytest.raises(InvalidRequest, match="was closed"):
             client.reader("log")
-
-
-EXITS = """
-import sys
-from txnbuffer import connect
-client = connect(sys.argv[1]).open_sync()
-client.send("log", b"v")
-client.transaction().begin().send("log", b"open")
-assert client.reader("log").read(timeout=60) is not None
-with client.transaction() as txn:
-    txn.send("log", b"w")
-stream = client.stream("log", cursor="c")
-while not len(stream.next(timeout=60)):
-    pass
-stream.done()
-print("done")
-"""
-
-
-def test_interpreter_exits_with_an_open_client(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", EXITS, f"file:{tmp_path / 'log'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert (done.stdout, done.returncode) == ("done\n", 0)
-    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
-        "the client was closed before these transactions were committed, so their records are dropped"
-    ]
 
 
 LATE = """
