@@ -37,7 +37,7 @@ class JavaRules:
             compile_into(self.classes, (SOURCES, TEST_SOURCES))
         except BuildFailed as error:
             pytest.fail(f"the broker plug-in cannot be built: {error}")
-        command = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp"]
+        command = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:MarkSweepDeadRatio=0", "-XX:TieredStopAtLevel=1", "-cp"]
         self._process = subprocess.Popen(
             [*command, classpath(self.classes), "txnbuffer.broker.Contract"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

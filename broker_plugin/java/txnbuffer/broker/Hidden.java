@@ -120,16 +120,4 @@ final class Hidden {
         }));
         gone.clear();
     }
-
-    /** Bytes that the aborted transactions and suppressed messages take, without those of objects. */
-    synchronized long bytes() {
-        long total = 0;
-        for (Ids ids : aborted.values()) {
-            total += ids.bytes();
-        }
-        for (Map<Long, Ids> ids : abortedIn.values()) {
-            total += ids.values().stream().mapToLong(Ids::bytes).sum();
-        }
-        return total + suppressed.values().stream().mapToLong(ranges -> 8L * ranges.ends.length).sum();
-    }
 }

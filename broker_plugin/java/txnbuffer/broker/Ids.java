@@ -58,11 +58,6 @@ final class Ids {
         return bitmaps.isEmpty();
     }
 
-    /** Bytes of the numbers, without those of objects. */
-    long bytes() {
-        return bitmaps.values().stream().mapToLong(RoaringBitmap::getLongSizeInBytes).sum();
-    }
-
     /** Add the numbers of a bitmap in Roaring's portable 64-bit form. */
     void addPortable(byte[] stored) throws IOException {
         DataInputStream in = new DataInputStream(new ByteArrayInputStream(stored));

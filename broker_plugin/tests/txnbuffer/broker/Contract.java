@@ -2,6 +2,9 @@ package txnbuffer.broker;
 
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.lang.management.ManagementFactory;
+import java.lang.management.MemoryPoolMXBean;
+import java.lang.management.MemoryUsage;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -9,6 +12,7 @@ import java.util.Base64;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.TreeSet;
 import txnbuffer.broker.Rules.Place;
 
@@ -70,7 +74,7 @@ public final class Contract {
                 return null;
             case "all":
                 return all(Long.parseLong(words[1]));
-            case "abort": // COUNT STEP LEDGERS: so many aborts, and what they take
+            case "abort": // COUNT STEP LEDGERS: the bytes that aborts take, and those left after they are trimmed
                 return aborts(Long.parseLong(words[1]), Long.parseLong(words[2]), Integer.parseInt(words[3]));
             default:
                 return ofSnapshots(words);
@@ -149,12 +153,20 @@ public final class Contract {
 
     private String aborts(long count, long step, int ledgers) {
         Hidden hidden = rules.hidden;
+        long before = usedMemory();
         for (long i = 0; i < count; i++) {
             hidden.abort(new Rules.Txn(0, 1 + i * step), 1 + i * ledgers / count);
         }
-        long bytes = hidden.bytes();
+        long after = usedMemory();
         hidden.trim(ledgers + 1L);
-        return bytes + " " + hidden.bytes();
+        return (after - before) + " " + (usedMemory() - before);
+    }
+
+    /** The bytes of all objects that are in use. */
+    private static long usedMemory() {
+        System.gc();
+        return ManagementFactory.getMemoryPoolMXBeans().stream().map(MemoryPoolMXBean::getCollectionUsage)
+                .filter(Objects::nonNull).mapToLong(MemoryUsage::getUsed).sum();
     }
 
     private String read(String incarnation) {
