@@ -32,18 +32,14 @@ class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    monotonic = staticmethod(time.monotonic)
+    monotonic, sleep = staticmethod(time.monotonic), staticmethod(time.sleep)
 
     def boottime_ns(self) -> int:
         return time.clock_gettime_ns(_BOOTTIME)
 
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
 
 class SystemRandomness:
-    def token(self, size: int) -> bytes:
-        return secrets.token_bytes(size)
+    token = staticmethod(secrets.token_bytes)
 
     def below(self, end: int) -> int:
         return random.randrange(end)  # noqa: S311  it only spreads load
@@ -168,8 +164,7 @@ class SystemDisk:
         with open(path, "rb") as file:
             return file.read()
 
-    def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+    exists = staticmethod(os.path.exists)
 
     def identity(self, path: str) -> tuple[int, int, int]:
         status = os.stat(path)
@@ -304,20 +299,11 @@ class SystemThreads:
     def executor(self, workers: int, name: str) -> Executor:
         return ThreadPoolExecutor(workers, name, _enter, (contextvars.copy_context(),))
 
-    def lock(self) -> threading.Lock:
-        return threading.Lock()
-
-    def reentrant_lock(self) -> threading.RLock:
-        return threading.RLock()
+    lock, reentrant_lock = staticmethod(threading.Lock), staticmethod(threading.RLock)
+    event, queue = SystemEvent, queue.SimpleQueue
 
     def condition(self) -> SystemCondition:
         return SystemCondition()
-
-    def event(self) -> SystemEvent:
-        return SystemEvent()
-
-    def queue(self) -> queue.SimpleQueue[Any]:
-        return queue.SimpleQueue()
 
 
 DESCRIPTORS = "/dev/fd"

@@ -6,8 +6,8 @@ with MalformedMessage, and with UnsupportedFormat if the blocks are of a newer r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -17,16 +17,14 @@ from broker_io.errors import Error, MalformedMessage
 from broker_io.position import NO_INDEX, Position, Positions
 from broker_io.rpc import encoding, log_pb2
 from broker_io.rpc.encoding import (
-    BlockSlice,
-    decode_block,
     encode_error,
     fields,
     join_blocks,
     reader,
     serialize,
-    split_blocks,
 )
 
+P = ParamSpec("P")
 M = TypeVar("M")
 
 
@@ -93,22 +91,20 @@ class Answer(NamedTuple):
     more: bool = False
 
 
-def parse(kind: type[M], data: bytes) -> M:
-    """Return the message of these bytes. Raises MalformedMessage."""
-    try:
-        return encoding.parse(kind, data)
-    except ValueError as error:
-        raise MalformedMessage(str(error)) from None
+def _malformed(decode: Callable[P, M]) -> Callable[P, M]:
+    """The function, with MalformedMessage instead of its ValueError."""
+
+    def decoded(*arguments: P.args, **named: P.kwargs) -> M:
+        try:
+            return decode(*arguments, **named)
+        except ValueError as error:
+            raise MalformedMessage(str(error)) from None
+
+    return decoded
 
 
-def decode_error(message: log_pb2.Error) -> Error:
-    """Return the error of a message. Raises MalformedMessage."""
-    try:
-        return encoding.decode_error(message)
-    except ValueError as error:
-        raise MalformedMessage(str(error)) from None
-
-
+parse, _split = _malformed(encoding.parse), _malformed(encoding.split_blocks)
+decode_error, _block = _malformed(encoding.decode_error), _malformed(encoding.decode_block)
 decode_position = reader(Position)
 _read_open, _read_opened = reader(OpenReader), reader(ReaderOpened)
 
@@ -141,21 +137,9 @@ def decode_appends(data: bytes) -> list[Batch]:
     message, blocks = _split(log_pb2.AppendRequest, data)
     if message.HasField("open") or not blocks:
         raise MalformedMessage("a request of an open writer must have blocks, and nothing else")
-    return [_block(block, f"append {number} of a message").messages for number, block in enumerate(blocks)]
-
-
-def _split(kind: type[M], data: bytes) -> tuple[M, list[BlockSlice]]:
-    try:
-        return split_blocks(kind, data)
-    except ValueError as error:
-        raise MalformedMessage(str(error)) from None
-
-
-def _block(block: BlockSlice, what: str) -> Decoded:
-    try:
-        return decode_block(block, f"{what} can't be read")
-    except ValueError as error:
-        raise MalformedMessage(str(error)) from None
+    return [
+        _block(block, f"append {number} of a message can't be read").messages for number, block in enumerate(blocks)
+    ]
 
 
 def encode_appended(outcomes: Sequence[Outcome]) -> bytes:
@@ -265,7 +249,7 @@ def decode_answer(data: bytes) -> Answer:
         raise MalformedMessage(f"a reply to an open reader has {len(blocks)} blocks, or opens it again")
     batch: PlacedBatch | None = None
     if blocks:
-        decoded = _block(blocks[0], "an answer to a reader")
+        decoded = _block(blocks[0], "an answer to a reader can't be read")
         batch = PlacedBatch(_positions(message, decoded), decoded.publish_times, decoded.messages)
     return Answer(batch, decode_error(message.error) if message.HasField("error") else None, message.more)
 

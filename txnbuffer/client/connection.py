@@ -79,8 +79,7 @@ class ServiceLink:
     async def close(self) -> None:
         for task in self._tasks:
             task.remove_done_callback(self._ended)
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await lifecycle.cancel(*self._tasks)
         await self._stream.close()
 
     async def _read(self) -> None:

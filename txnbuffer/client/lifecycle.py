@@ -105,10 +105,17 @@ def ended_task(task: asyncio.Task[Any]) -> ClientBroken:
     )
 
 
+async def cancel(*tasks: asyncio.Future[Result] | None) -> list[Result | BaseException]:
+    """Cancel tasks, and return once they have ended: their results or errors."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    return await asyncio.gather(*begun, return_exceptions=True)
+
+
 async def abandon(connecting: asyncio.Future[L]) -> None:
     """Stop connecting; close what is connected already."""
-    connecting.cancel()
-    (link,) = await asyncio.gather(connecting, return_exceptions=True)
+    (link,) = await cancel(connecting)
     if not isinstance(link, BaseException):
         await link.close()
 

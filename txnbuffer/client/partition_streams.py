@@ -9,7 +9,7 @@ from typing import Literal, Self
 from broker_io.partitions import partition_name
 from broker_io.port import PartitionedBroker
 from txnbuffer.client.client import Client
-from txnbuffer.client.lifecycle import ClosedOnExit
+from txnbuffer.client.lifecycle import ClosedOnExit, cancel
 from txnbuffer.client.streams.streams import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.client.streams.tokens import TokenStore
 from txnbuffer.errors import InvalidRequest
@@ -116,9 +116,7 @@ class PartitionedStream(ClosedOnExit):
     async def close(self) -> None:
         """Close the streams of all partitions. The last batch is not acknowledged."""
         self._closed = True
-        for task in self._requests.values():
-            task.cancel()
-        await asyncio.gather(*self._requests.values(), return_exceptions=True)
+        await cancel(*self._requests.values())
         for stream in self._streams.values():
             await stream.close()
 

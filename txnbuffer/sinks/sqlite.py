@@ -44,6 +44,7 @@ from typing import Any, TypeAlias
 
 from broker_io.batch import Batch, Blobs
 from broker_io.errors import Error, UnsupportedFormat
+from broker_io.port import Resource
 from broker_io.position import NO_INDEX, Int64s, Positions
 from txnbuffer.client.streams.streams import ChangeBatch, Rollback
 from txnbuffer.errors import ForeignSink, SinkFailed, SinkFull, SinkLocked
@@ -199,7 +200,7 @@ CREATE_UNDO = """CREATE TABLE {name} (
 ) WITHOUT ROWID"""
 
 
-class SQLiteFile:
+class SQLiteFile(Resource):
     """A SQLite file opened for writing; a context manager.
 
     Raises SinkLocked while another process writes to it, ForeignSink for a file of another application,
@@ -224,12 +225,6 @@ class SQLiteFile:
 
     def close(self) -> None:
         self._resources.close()
-
-    def __enter__(self) -> SQLiteFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def table(self, topic: str, name: str | None = None, *, binary: bool = False, replace: bool = False) -> SQLiteTable:
         """The tables of a topic, created with the first write; `name` defaults to the existing name or the topic.

@@ -18,6 +18,7 @@ from broker_io.environment import current
 from broker_io.position import EARLIEST, Position
 from txnbuffer.checks import check_name
 from txnbuffer.client.base import BaseClient
+from txnbuffer.client.lifecycle import cancel
 from txnbuffer.client.reading.starts import ReadTopics
 from txnbuffer.coordinator.messages import GroupHeartbeat, PartitionAssignment
 from txnbuffer.errors import Error, StaleGeneration
@@ -76,9 +77,7 @@ class Membership:
 
     async def leave(self) -> None:
         """Leave the group. If the coordinator does not answer, it removes the member when its heartbeats stop."""
-        if self._heartbeats is not None:
-            self._heartbeats.cancel()
-            await asyncio.gather(self._heartbeats, return_exceptions=True)
+        await cancel(self._heartbeats)
         if self._finding is not None:
             self._finding.cancel()
         if not self._joined:

@@ -22,6 +22,7 @@ from txnbuffer.checks import check_callable, check_flag
 from txnbuffer.client.base import BaseClient
 from txnbuffer.client.groups.handling import LOG, PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
 from txnbuffer.client.groups.membership import AdaptiveBatch, Membership
+from txnbuffer.client.lifecycle import cancel
 from txnbuffer.client.reading.async_reader import AsyncReader
 from txnbuffer.client.reading.starts import Seqno, Start, canonical
 from txnbuffer.client.topic_names import check_topic, check_topics
@@ -148,9 +149,7 @@ class _Process:
             LOG.warning("group %r: %s", self.source.group, one)
 
     async def stop(self) -> None:
-        for task in self.tasks.values():
-            task.cancel()
-        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        await cancel(*self.tasks.values())
 
     def _left(self) -> float:
         """Return the seconds until the idle timeout, at most WAIT. Work and pending assignments restart the timeout."""

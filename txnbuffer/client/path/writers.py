@@ -26,7 +26,7 @@ from broker_io.errors import EntryTooLarge, Error, MessageTooLarge, ServiceUnava
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
 from broker_io.waits import Backoff, Waker
-from txnbuffer.client.lifecycle import check_loop
+from txnbuffer.client.lifecycle import cancel, check_loop
 from txnbuffer.client.path.record_path import (
     MAX_IN_FLIGHT,
     RecordPath,
@@ -179,9 +179,7 @@ class Writers:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), CLOSE_TIMEOUT)
         self._closed = error
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
         topics = [*self._topics.values()]
         for topic in topics:
             self._fail_waiting(topic, error)

@@ -287,9 +287,7 @@ class ClientSession:
         if self._link is not None and self.core.welcomed:
             self._wake()
             await asyncio.wait(self._tasks[:1], timeout=give_up_at - monotonic())
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await lifecycle.cancel(*self._tasks)
         self._give_up(self._unreachable or ServiceUnavailable("the client was closed"))
         self._unreachable = InvalidRequest(CLOSED)  # of later calls
 

@@ -7,6 +7,7 @@ import contextlib
 
 from broker_io.environment import current
 from txnbuffer.client.admin_clients import AdminClients
+from txnbuffer.client.lifecycle import cancel
 from txnbuffer.client.topic_names import check_topic
 from txnbuffer.errors import (
     Error,
@@ -111,9 +112,7 @@ class CursorLease:
 
     async def close(self) -> None:
         """Move the cursor a last time. If the service does not answer, the cursor only retains more than necessary."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
         with contextlib.suppress(Error, TimeoutError):
             async with asyncio.timeout(LAST_MOVE_TIMEOUT):
                 await self.moved()

@@ -16,7 +16,7 @@ from broker_io.environment import current
 from broker_io.waits import Backoff, Wait
 from snapshots.shards import shard_of
 from txnbuffer.checks import check_wait
-from txnbuffer.client.lifecycle import ClosedOnExit, ended_task
+from txnbuffer.client.lifecycle import ClosedOnExit, cancel, ended_task
 from txnbuffer.client.streams.cursors import CursorLease
 from txnbuffer.client.streams.tokens import TokenStore
 from txnbuffer.errors import (
@@ -128,9 +128,7 @@ class StreamSession:
         self.broken = self.broken or ServiceUnavailable("the client was closed")
         for stream in [*self._streams.values()]:
             await stream.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
 
     # For streams
 
@@ -220,9 +218,7 @@ class StreamSession:
         try:
             await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (reading, writing):
-                task.cancel()
-            found = await asyncio.gather(reading, writing, return_exceptions=True)
+            found = await cancel(reading, writing)
             await link.close()
             self._lost_at = self._monotonic()
         for outcome in found:
