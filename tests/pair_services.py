@@ -83,8 +83,8 @@ class RunningPair:
 
 FAST: dict[Any, dict[str, float]] = {
     takeover: {"PAUSE": 0.02, "SLICE": 0.2, "READ_SECONDS": 0.02},
-    process: {"SWITCH_DRAIN": 0.1, "LOOK": 0.02, "WATCH": 0.1},
-    replication: {"LOOK": 0.02},
+    process: {"SWITCH_DRAIN": 0.1, "POLL": 0.02, "WATCH": 0.1},
+    replication: {"POLL": 0.02},
 }
 """Shorter waits."""
 

@@ -40,7 +40,7 @@ from txnbuffer.service.loop import LoopErrors
 from txnbuffer.service.servers.admin import ServiceAdmin
 from txnbuffer.service.servers.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.servers.http_server import HttpServer
-from txnbuffer.service.standby.replication import LOOK, NOTHING_SERVED, SWITCH_DRAIN, Replication
+from txnbuffer.service.standby.replication import NOTHING_SERVED, POLL, SWITCH_DRAIN, Replication
 from txnbuffer.service.standby.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
 from txnbuffer.service.standby.warm_topics import NO_LAG, WarmTopics
 from txnbuffer.service.topics.scrub import Scrub
@@ -320,7 +320,7 @@ class _Service:
         """After a signal, end what waits for a backup that has been missing for too long: nothing else would."""
         await self._signals.first.wait()
         while (error := self._replication.refusal) is None:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL)
         self._gave_up = True
         self._log("problem", what="stopping", error=f"{error}; what waits for it may or may not be in the log")
         if self._engine is not None:
@@ -579,7 +579,7 @@ async def _refuse_without_backup(engine: Engine, replication: Replication) -> No
     """Refuse sessions while nothing can be written, as long as there is a pair."""
     while not replication.alone:
         engine.refuse(replication.refusal)
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL)
 
 
 async def _report_problems(find: Callable[[], Mapping[str, Error | str | None]], log: Log) -> None:

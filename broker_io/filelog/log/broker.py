@@ -399,7 +399,7 @@ class FileBroker(ReadingBroker):
 
     def _swap_of(self, entry: TopicEntry, seen: list[LedgerEntry], done: Compaction) -> SwapFiles | None:
         """What a compaction that has seen these ledgers changes."""
-        news = {rewrite.old: rewrite.new for rewrite in done.rewrites}
+        rewritten = {rewrite.old: rewrite.new for rewrite in done.rewrites}
         state = entry.compaction
         digests: dict[LedgerEntry, str] = {}
         if seen:
@@ -407,7 +407,7 @@ class FileBroker(ReadingBroker):
             state = state._replace(cleaned=cleaned, purged=max(state.purged, done.purged))
             if seen[-1].ledger == cleaned:  # else the digests are not of all ledgers up to there
                 digests = dict(zip(seen, done.digests, strict=True))
-        ledgers = [news.get(old, old)._replace(digest=digests.get(old, old.digest)) for old in entry.ledgers]
+        ledgers = [rewritten.get(old, old)._replace(digest=digests.get(old, old.digest)) for old in entry.ledgers]
         changed = tuple([new for old, new in zip(entry.ledgers, ledgers, strict=True) if new != old])
         if not changed and state == entry.compaction:
             return None

@@ -286,28 +286,10 @@ class FollowingBroker(ReadingBroker):
                 check_sizes(self.environment.disk, self.directory, stored)
         self.grown(topic)
 
-    def _refuse(self) -> Never:
+    def _refuse(self, *_: object, **__: object) -> Never:
         raise ReadOnly(f"the log {self.directory} is open read-only: change it through its owner")
 
-    def create_topic(self, topic: str) -> None:
-        self._refuse()
-
-    def delete_topic(self, topic: str) -> None:
-        self._refuse()
-
-    def writer(
-        self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
-    ) -> Never:
-        self._refuse()
-
-    def roll(self, topic: str) -> None:
-        self._refuse()
-
-    def trim(self, topic: str, first_ledger: int) -> None:
-        self._refuse()
-
-    def compact(self, topic: str) -> None:
-        self._refuse()
+    create_topic = delete_topic = writer = roll = trim = compact = _refuse
 
     def close(self) -> None:
         with self._mutex:

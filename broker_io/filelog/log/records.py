@@ -1,7 +1,7 @@
 """Records of a replicated log, and what of a store's log counts after a crash
 
 The log is one sequence of records, whichever store was live: `lsn` grows by one from record to record, across epochs. A
-record has the epoch of the primary that built it, the commit index which that live had then, and a checksum over itself
+record has the epoch of the primary that built it, the commit index which that one had then, and a checksum over itself
 and the checksum before it, its `chain`. So two stores that have a record with the same lsn and chain have the same log
 up to there, and comparing two marks compares two logs.
 

@@ -72,10 +72,10 @@ def _trimmed(entry: TopicEntry, body: TrimTopic) -> TopicEntry:
 
 
 def _swapped(entry: TopicEntry, swap: SwapFiles) -> TopicEntry:
-    news = {ledger.ledger: ledger for ledger in swap.ledgers}
-    if not news.keys() <= {ledger.ledger for ledger in entry.ledgers[:-1]}:
-        raise StorageError(f"topic {entry.number}: ledgers {sorted(news)} are not all closed ones: copy the log")
-    ledgers = tuple([news.get(ledger.ledger, ledger) for ledger in entry.ledgers])
+    new = {ledger.ledger: ledger for ledger in swap.ledgers}
+    if not new.keys() <= {ledger.ledger for ledger in entry.ledgers[:-1]}:
+        raise StorageError(f"topic {entry.number}: ledgers {sorted(new)} are not all closed ones: copy the log")
+    ledgers = tuple([new.get(ledger.ledger, ledger) for ledger in entry.ledgers])
     state = entry.compaction._replace(cleaned=swap.cleaned, purged=swap.purged)
     return entry._replace(ledgers=ledgers, compaction=state)
 

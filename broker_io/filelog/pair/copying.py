@@ -92,7 +92,7 @@ class DirectoryCopy(Resource):
                 for ledger in topic.ledgers:
                     yield from self._segment(topic, ledger)
             for file in self._manifest.pair.prepared:
-                yield from self._prepared(layout.prepared_path(self._directory, file), file.bytes)
+                yield from self._as_stored(layout.prepared_path(self._directory, file), 0, file.bytes)
         except OSError as error:
             raise disk_error(error, self._directory, "the copy of it for the other member has ended") from error
         yield from _parts(layout.MANIFEST, 0, encode_manifest(self._manifest))
@@ -108,9 +108,6 @@ class DirectoryCopy(Resource):
         except (Damaged, UnsupportedFormat) as error:
             self._damaged(error, path)
             yield from self._as_stored(path, at, ledger.bytes)
-
-    def _prepared(self, path: str, size: int) -> Iterator[CopyChunk]:
-        yield from self._as_stored(path, 0, size)
 
     def _as_stored(self, path: str, start: int, size: int) -> Iterator[CopyChunk]:
         """What a file has from an offset on, with zeros for what it lacks or what can't be read."""

@@ -41,11 +41,11 @@ from broker_io.filelog.replication.member import PairMember, Role, Settings
 from broker_io.filelog.replication.serving import Gate, has_room, lacks_backup, reads, refusal
 from broker_io.filelog.replication.states import step
 
-BEAT_SECONDS = 0.05
+COMMIT_SECONDS = 0.05
 """How often a primary shows its backup, which has nothing else to go by, what is committed."""
 RETRY_SECONDS = 0.25
-SEEN_SECONDS = 0.02
-"""How often a former primary looks whether the other one has taken its role."""
+SWITCH_SECONDS = 0.02
+"""How often a former primary asks whether the other one has taken its role."""
 LACKS_BACKUP = (
     "nothing can be written, because pair.min_in_sync is 2 and the backup is not in sync; a machine that became live "
     "without it serves nobody"
@@ -119,14 +119,11 @@ class PairNode:
         self._requests = LockRequests(threads, lock, settings.terms.ttl / 1e9, lambda: self._member, self.post)
         self._applies: TaskQueue[m.Apply | m.BuildEpoch | m.AppendSwap] = TaskQueue(threads)
         self._changes: TaskQueue[bool] = TaskQueue(threads)
-        self._sender = PeerSender(
-            threads, self._mutex, store, lambda: self._member.log.durable, self.failed, self._link_failed
-        )
-        self._journal = JournalTasks(threads, store, self.post, self.failed, self._settle)
+        self._sender = PeerSender(threads, self._mutex, store, lambda: self._member.log.durable, self.failed, self.down)
+        self._journal = JournalTasks(threads, store, self.post, self.failed, self._wait_idle)
         self._reception = CopyReception(
             *(self._mutex, lambda: self._member, store, self._journal),
-            settle=self._settle,
-            broken=self._link_failed,
+            broken=self.down,
             copied=self._copied,
         )
         self._handlers = self._effects()
@@ -332,14 +329,11 @@ class PairNode:
         self._post_and_write(m.Received(number, message))
 
     def down(self, number: int, reason: str) -> None:
+        """A link has ended, or what it has brought or should send is invalid: begin again with a new one."""
         with self._mutex:
             self._links.ended(number, reason, self._now())
             self._end_link(number)
             self._step(m.LinkDown(number))
-
-    def _link_failed(self, number: int, reason: str) -> None:
-        """What a link has brought, or what it should send, is invalid: begin again with a new one."""
-        self.down(number, reason)
 
     def read_prepared(self, name: str, offset: int, size: int) -> bytes:
         return self._store.read_prepared(name, offset, size)
@@ -355,16 +349,16 @@ class PairNode:
         self._lag.clear()
         self._step(m.Copied(at))
 
-    def _settle(self) -> None:
+    def _wait_idle(self) -> None:
         """Wait until nothing is being applied, or read for the peer; the state is about to be replaced."""
         self._applies.drop()
-        self._sender.settle()
+        self._sender.wait_idle()
 
     # --- threads ---
 
     def _tick_loop(self) -> None:
         slow = self._settings.terms.ttl / 40 / 1e9
-        while not self._closing.wait(min(slow, BEAT_SECONDS) if self.live else slow):
+        while not self._closing.wait(min(slow, COMMIT_SECONDS) if self.live else slow):
             with self._mutex:
                 self._step(m.Tick())
                 self._links.tick(self._member, self._now())
@@ -531,7 +525,7 @@ class PairNode:
     def _wait_for_other(self, seconds: float) -> bool:
         """Wait until the lock says that another store is live; whether it does. Raises what `check` raises."""
         until = self._now() + round(seconds * 1e9)
-        while self._now() < until and not self._closing.wait(SEEN_SECONDS):
+        while self._now() < until and not self._closing.wait(SWITCH_SECONDS):
             self.check()
             with self._mutex:
                 known = self._member.known

@@ -44,12 +44,12 @@ class Repairer:
         self._fetch, self._compared, self._noted = fetch, compared, noted
         self._changed = environment.threads.condition()
         self._thread: Thread | None = None
-        self._news = self._closed = False
+        self._woken = self._closed = False
 
     def wake(self) -> None:
         """Damage was found, or repaired; returns at once, in any thread."""
         with self._changed:
-            self._news = True
+            self._woken = True
             if self._thread is None and not self._closed:
                 self._thread = self._threads.thread(self._work, name=f"repair {self._store.directory}", daemon=True)
                 self._thread.start()
@@ -59,19 +59,19 @@ class Repairer:
         failures = 0
         while True:
             with self._changed:
-                self._news = False
+                self._woken = False
             damaged = [] if self._closed else self._damaged()
             self._noted(DamageNoted(tuple(sorted({segment.topic.name for segment in damaged}))))
             problems = [why for segment in damaged if (why := self._try(segment))]
             self.problem, failed = "".join(problems[:1]), bool(problems)
             failures = failures + 1 if failed and self._compared() is not None else 0
             with self._changed:
-                if self._closed or not (damaged or self._news):
+                if self._closed or not (damaged or self._woken):
                     self._thread, self.problem = None, ""
                     return
                 if failed:
                     pause = min(FIRST_PAUSE * 2.0 ** min(failures, 10), LONGEST_PAUSE)
-                    self._changed.wait_for(lambda: self._closed or self._news, pause)
+                    self._changed.wait_for(lambda: self._closed or self._woken, pause)
 
     def _damaged(self) -> list[DamagedSegment]:
         try:

@@ -145,9 +145,9 @@ class PeerSender:
                     return True
             self._synced.wait()
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until the thread reads nothing for a link that has ended."""
-        self._tasks.settle()
+        self._tasks.wait_idle()
 
     def close(self) -> None:
         with self._mutex:

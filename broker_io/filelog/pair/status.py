@@ -121,7 +121,7 @@ def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
 
     Stores are hexadecimal digits, records are lsns, times are in seconds. `live` and `in_sync` are what the lock has
     shown last, `epoch` is the greatest that this node knows of. `lag_*` is what the backup has not applied yet, as a
-    live knows, or of itself if this is a backup; `window_used` are bytes of `window` that are sent and not
+    primary knows, or of itself if this is a backup; `window_used` are bytes of `window` that are sent and not
     applied. `lease_left` is 0 for a node that is not live. `waits_for` is empty for a node that serves,
     `cannot_switch` unless it would refuse a planned switch now.
     """
@@ -132,7 +132,7 @@ def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
     applied = _applied_there(member)
     lag_bytes = log.index.bytes_between(max(min(applied, end), base), end)
     session = member.session
-    lease = session.sent + settings.terms.held_for - now if serving and session.number is not None else 0
+    lease = session.sent + settings.terms.valid_for - now if serving and session.number is not None else 0
     return {
         "role": member.role.value,
         "epoch": member.leading.epoch if serving else member.floor,

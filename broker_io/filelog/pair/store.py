@@ -33,7 +33,7 @@ from broker_io.port import Resource
 STORE_BYTES = 16
 PAIR_BYTES = 16
 SPACE_SECONDS = 1.0
-"""Seconds between looks at the free space while there is too little."""
+"""Seconds between checks of the free space while there is too little."""
 
 
 class DirectoryStore(Resource):
@@ -149,26 +149,26 @@ class DirectoryStore(Resource):
         with log.guard(log.journal.path, midway=True):
             log.journal.write(records, synced)
             self._watermark.unseen += sum([len(record.content) for record in records])
-            self._look_at_space()
+            self._check_space()
 
-    def _look_at_space(self) -> None:
+    def _check_space(self) -> None:
         self._watermark.check()
         if self._watermark.is_crossed != self._full:
             self._full = self._watermark.is_crossed
             self._events.post(DiskSpace(self._full))
             if self._full:
-                self._look_again()
+                self._check_again()
 
-    def _look_again(self) -> None:
+    def _check_again(self) -> None:
         """A store that is full gets no records, so nothing else would notice that there is space again."""
 
-        def look() -> None:
+        def check() -> None:
             with contextlib.suppress(OSError):
-                self._look_at_space()
+                self._check_space()
             if self._full and self._opened is not None:
-                self._look_again()
+                self._check_again()
 
-        self._environment.threads.timer(SPACE_SECONDS, look).start()
+        self._environment.threads.timer(SPACE_SECONDS, check).start()
 
     def note_commit(self, lsn: int) -> None:
         """See `PairStore`."""

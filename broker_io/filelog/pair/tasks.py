@@ -92,7 +92,7 @@ class TaskQueue(Generic[T]):
             dropped = self._dropped
             return not self._changed.wait_for(lambda: self._closed or self._dropped > dropped, seconds)
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until the present task has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._busy)
@@ -121,8 +121,8 @@ class TaskQueue(Generic[T]):
 class JournalTasks:
     """The tasks of the journal and the files of a store.
 
-    `report` gets the events that follow from them, `fail` the first error, after which nothing more is done. `settle`
-    is called before everything that is applied is replaced; it waits until nothing is being applied any more.
+    `report` gets the events that follow from them, `fail` the first error, after which nothing more is done.
+    `wait_idle` is called before all that is applied is replaced; it waits until nothing is being applied any more.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class JournalTasks:
         store: PairStore,
         report: Callable[[Event], None],
         fail: Callable[[Exception], None],
-        settle: Callable[[], None],
+        wait_idle: Callable[[], None],
     ) -> None:
         self._store = store
         self._report = report
         self._fail = fail
-        self._settle = settle
+        self.wait_idle = wait_idle
         self._changed = threads.condition()
         self._tasks: deque[JournalTask] = deque()
         self._busy = self._closed = False
@@ -239,7 +239,7 @@ class JournalTasks:
             store.mark_partial(task.partial)
             return PartialSynced(task.partial)
         elif isinstance(task, Replace):
-            self._settle()
+            self.wait_idle()
             self.forget()
             return Replaced(store.replace())
         elif isinstance(task, DropJournal):
@@ -280,8 +280,7 @@ class JournalTasks:
 class CopyReception:
     """The copy of the present link of a `member`; `mutex` is the node's.
 
-    `settle` returns once nothing is being applied, or read for the peer. `broken` gets a link whose copy is invalid,
-    `copied` the mark of a copy that is complete, under the mutex.
+    `broken` gets a link whose copy is invalid, `copied` the mark of a copy that is complete, under the mutex.
     """
 
     def __init__(
@@ -290,12 +289,11 @@ class CopyReception:
         member: Callable[[], PairMember],
         store: PairStore,
         journal: JournalTasks,
-        settle: Callable[[], None],
         broken: Callable[[int, str], None],
         copied: Callable[[Mark], None],
     ) -> None:
         self._mutex, self._member, self._store, self._journal = mutex, member, store, journal
-        self._settle, self._broken, self._copied = settle, broken, copied
+        self._broken, self._copied = broken, copied
         self._receiver: tuple[int, CopyReceiver] | None = None
 
     def _copying(self, number: int) -> Mark | None:
@@ -327,7 +325,7 @@ class CopyReception:
             self._broken(number, problem)
 
     def _begin(self, number: int) -> CopyReceiver:
-        self._settle()
+        self._journal.wait_idle()
         receiver = self._store.receive()
         with self._mutex:
             self._receiver = (number, receiver)

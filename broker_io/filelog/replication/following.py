@@ -2,8 +2,8 @@
 
 A backup takes a record only if it is the next one of its log and the chain fits, on a link on which the end of its log
 was compared with the log of the primary. It syncs before it says that something is durable. It applies no more than the
-live says is committed, than was compared on this link, and than is durable here: a suffix of a former epoch may differ
-from what was committed, and an effect whose record is lost would have no cause after a crash.
+primary says is committed, than was compared on this link, and than is durable here: a suffix of a former epoch may
+differ from what was committed, and an effect whose record is lost would have no cause after a crash.
 
 It obeys no epoch below the greatest that it knows of. The order of messages on a link is kept, so a record that does
 not follow is a defect; a new link begins with a new comparison.

@@ -36,7 +36,7 @@ class Terms(NamedTuple):
     clocked: bool = True
 
     @property
-    def held_for(self) -> int:
+    def valid_for(self) -> int:
         """How long after sending a renewal that succeeded its holder may serve, by its own clock."""
         return math.floor(self.ttl * (1 - 2 * self.drift))
 
@@ -59,7 +59,7 @@ class LockSession:
 
     def holds_at(self, now: int, terms: Terms) -> bool:
         """Whether a primary may serve now."""
-        return self.number is not None and now < self.sent + terms.held_for
+        return self.number is not None and now < self.sent + terms.valid_for
 
     def renewed(self, number: int, sent: int) -> bool:
         """A renewal that was sent at this time succeeded, or began a session; whether this one has begun with it.

@@ -5,9 +5,9 @@ there are none, the pair was dissolved: `live` is the store that went on without
 more, not even by force. The record changes by swaps. A swap names the version of the record that it replaces, so an old
 one that arrives late finds another version, even if everything else is as it was. `epoch` grows with each promotion.
 
-A swap whose answer is lost may have happened, or may still happen. It is settled only by a later swap of the same live
-that succeeded, or by a read that shows a version above the one that it names: a read of the old version proves nothing.
-Until then everything is required of every store that may be in `in_sync`.
+A swap whose answer is lost may have happened, or may still happen. It is decided only by a later swap of the same
+primary that succeeded, or by a read that shows a version above the one that it names: a read of the old version proves
+nothing. Until then everything is required of every store that may be in `in_sync`.
 
 A store has one session with the lock at a time: beginning one ends the former one, with its lease. So once a process
 has a session, no swap of a former process of its store can happen, and a read after that shows what became of them.
@@ -67,7 +67,7 @@ class LockView(NamedTuple):
 class Swap(NamedTuple):
     """A swap of the record of `record.version - 1`, sent by a session, which replaces the lease `over` if there is one.
 
-    The lease of the record's live is that of the session afterwards.
+    The lease of the record's primary is that of the session afterwards.
     """
 
     record: LockRecord

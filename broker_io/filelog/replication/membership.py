@@ -27,7 +27,7 @@ def on_tick(member: PairMember, _event: Tick) -> None:
         return
     if member.keep_session():
         member.read_lock()
-    serving.beat(member)
+    serving.send_commit(member)
 
 
 def on_session_ended(member: PairMember, event: SessionEnded) -> None:

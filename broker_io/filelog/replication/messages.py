@@ -26,7 +26,7 @@ class CatchUp(enum.Enum):
 
 
 class Hello(NamedTuple):
-    """Backup → live: what it has. `epoch` is the lowest that it obeys; `partial`: it needs a copy in any case."""
+    """Backup → primary: what it has. `epoch` is the lowest that it obeys; `partial`: it needs a copy in any case."""
 
     epoch: int
     store: Store
@@ -36,7 +36,7 @@ class Hello(NamedTuple):
 
 
 class Follow(NamedTuple):
-    """Live → backup: `after` is your end and in my log; the records after it will follow."""
+    """Primary → backup: `after` is your end and in my log; the records after it will follow."""
 
     epoch: int
     store: Store
@@ -45,7 +45,7 @@ class Follow(NamedTuple):
 
 
 class Rejoin(NamedTuple):
-    """Live → backup: you are not in sync and need `plan`; a cut is to be after the mark `after`."""
+    """Primary → backup: you are not in sync and need `plan`; a cut is to be after the mark `after`."""
 
     epoch: int
     store: Store
@@ -54,14 +54,14 @@ class Rejoin(NamedTuple):
 
 
 class CopyRequest(NamedTuple):
-    """Backup → live: I have synced that my store is partial; send the copy."""
+    """Backup → primary: I have synced that my store is partial; send the copy."""
 
     epoch: int
     store: Store
 
 
 class CopyBegin(NamedTuple):
-    """Live → backup: a copy of everything up to record `at`, which has these forks, will follow, then its end."""
+    """Primary → backup: a copy of everything up to record `at`, which has these forks, will follow, then its end."""
 
     epoch: int
     store: Store
@@ -70,7 +70,7 @@ class CopyBegin(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Live → backup: the next records, and the commit index."""
+    """Primary → backup: the next records, and the commit index."""
 
     epoch: int
     store: Store
@@ -79,7 +79,7 @@ class Records(NamedTuple):
 
 
 class Durable(NamedTuple):
-    """Backup → live: everything up to a mark is synced here. `full`: its disk takes no more appends."""
+    """Backup → primary: everything up to a mark is synced here. `full`: its disk takes no more appends."""
 
     epoch: int
     store: Store
@@ -97,7 +97,7 @@ class RewriteFinished(NamedTuple):
 
 
 class RewriteDone(NamedTuple):
-    """Backup → live: the results of compactions that this store has, and that are not swapped yet."""
+    """Backup → primary: the results of compactions that this store has, and that are not swapped yet."""
 
     epoch: int
     store: Store

@@ -157,7 +157,7 @@ def on_claim_answered(member: PairMember, event: SwapAnswered) -> None:
         _won(member, claim.swap.record)
         return
     claim.requests = tuple(each for each in claim.requests if each != event.request)
-    if _settled_by(member, event.view):
+    if _decided_by(member, event.view):
         return
     if claim.requests:
         member.end_session()
@@ -167,10 +167,10 @@ def on_claim_answered(member: PairMember, event: SwapAnswered) -> None:
 
 def on_claim_read(member: PairMember, event: LockRead) -> None:
     member.take_read(event.request, event.view)
-    _settled_by(member, event.view)
+    _decided_by(member, event.view)
 
 
-def _settled_by(member: PairMember, view: LockView) -> bool:
+def _decided_by(member: PairMember, view: LockView) -> bool:
     """Whether the lock, as it shows itself, says what became of the claim; the lease says whose swap it was."""
     claim = member.claim
     if view.record.version < claim.swap.record.version:

@@ -125,7 +125,7 @@ def advance(member: PairMember) -> None:
         log.commit = lsn
         member.apply_to(lsn)
         if not has_room(member):
-            beat(member)
+            send_commit(member)
 
 
 def on_synced(member: PairMember, event: Synced) -> None:
@@ -229,7 +229,7 @@ def ship(member: PairMember) -> None:
         peer.sent = last
 
 
-def beat(member: PairMember) -> None:
+def send_commit(member: PairMember) -> None:
     """Send the commit index by itself."""
     peer = member.peer
     if peer is not None and peer.stage is PeerStage.FOLLOWING:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 SWITCH_DRAIN = 1.0
 """Seconds that open transactions get to end before the other machine becomes live; the others move to it."""
-LOOK = 0.25
-"""Seconds between two looks at the state of the pair."""
+POLL = 0.25
+"""Seconds between two checks of the state of the pair."""
 STEP_DOWN = 1.0
 """Seconds after the end of an engine in which the broker may still notice that it is no longer live."""
 OPENING_SECONDS = 10.0
@@ -137,7 +137,7 @@ class Replication:
                 self._missing_since = -math.inf
             elif self._missing_since == -math.inf:
                 self._missing_since = now
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL)
 
     async def wait_for_backup(self, ended: Callable[[], bool] = lambda: False) -> bool:
         """Wait for a backup that was in sync a moment ago, and is not just now; whether it is again.
@@ -147,7 +147,7 @@ class Replication:
         while self.live and not self.can_switch and self._monotonic() < self._in_sync_at + self._backup_timeout:
             if ended():
                 return False
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL)
         return self.can_switch
 
     async def lost(self, term: int) -> None:
@@ -200,7 +200,7 @@ class Replication:
             except NotInSync:
                 if not repeat or self._monotonic() >= until or not await self.wait_for_backup():
                     raise
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL)
             else:
                 return
 
