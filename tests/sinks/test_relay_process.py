@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+from commands import txnbuf
 from relay_kills import CLEAN, RelayProcess, T, committed, through_kills, write
 from service_process import ServiceProcess
 
@@ -49,26 +50,21 @@ def test_a_relay_reports_its_result_and_exits_with_0_at_sigterm(tmp_path: Path) 
 
 
 def test_invalid_relays_are_rejected(tmp_path: Path) -> None:
+    def refused(*arguments: str, code: int = 2) -> str:
+        done = txnbuf("relay", *arguments)
+        assert done.returncode == code, done.stderr
+        return done.stderr
+
     with ServiceProcess(tmp_path / "log") as service:
         address = f"txnbuf://127.0.0.1:{service.port}"
         with connect(address) as client:
             client.send(CLEAN, b"taken")
             write(client, 0, 1)
-        for source, target, words in (
-            ("missing", "new", "no topic 'missing'"),
-            (T, CLEAN, "not written by a relay"),
-        ):
-            relay = RelayProcess(tmp_path / f"{source}.txt", address, source, target)
-            assert relay.finish()[0] == 2
-            assert words in relay.log.read_text()
-    assert RelayProcess(tmp_path / "address.txt", "nowhere", T, CLEAN).finish()[0] == 2
-    relay = RelayProcess(tmp_path / "memory.txt", "memory:", T, CLEAN)
-    assert relay.finish()[0] == 2
-    assert "in the memory of this process only" in relay.log.read_text()
-    relay = RelayProcess(tmp_path / "latest.txt", "memory:", T, CLEAN, "--to", f"file:{tmp_path / 'to'}", "--latest")
-    assert relay.finish()[0] == 2
-    assert "--latest needs a target on a cluster" in relay.log.read_text()
-    nobody = ("--to", "txnbuf://127.0.0.1:1", "--max-unavailable", "1")
-    relay = RelayProcess(tmp_path / "nobody.txt", "memory:", T, CLEAN, *nobody)
-    assert relay.finish()[0] == 3
-    assert "no service for 1 s: no service answers at 127.0.0.1:1" in relay.log.read_text()
+        assert "no topic 'missing'" in refused(address, "missing", "new")
+        assert "not written by a relay" in refused(address, T, CLEAN)
+    refused("nowhere", T, CLEAN)
+    assert "in the memory of this process only" in refused("memory:", T, CLEAN)
+    latest = refused("memory:", T, CLEAN, "--to", f"file:{tmp_path / 'to'}", "--latest")
+    assert "--latest needs a target on a cluster" in latest
+    nobody = refused("memory:", T, CLEAN, "--to", "txnbuf://127.0.0.1:1", "--max-unavailable", "1", code=3)
+    assert "no service for 1 s: no service answers at 127.0.0.1:1" in nobody
