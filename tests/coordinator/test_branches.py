@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from coordinator.coordinator_stage import DECIDED, S, Stage, txn
 
 from broker_io.errors import Error
@@ -120,6 +121,18 @@ class TestBranches:
 
 
 class TestNames:
+    @pytest.mark.parametrize("what", ["open_name", "join_group"])
+    def test_a_request_that_is_repeated_before_its_answer_is_executed_once(self, what: str) -> None:
+        """A client repeats it after a lost connection, takes the first answer, and must not be fenced by the second."""
+        stage = Stage()
+        request = stage.owner.request()
+        for _ in range(2):
+            getattr(stage.owner.coordinator, what)(S, request, "n", stage.world.now)
+        stage.owner.settle()
+        assert getattr(stage.owner.heard(S, request), "epoch" if what == "open_name" else "generation") == 1
+        again = stage.call(lambda request: getattr(stage.owner.coordinator, what)(S, request, "n", stage.world.now))
+        assert getattr(again, "epoch" if what == "open_name" else "generation") == 2
+
     def test_a_number_below_one_or_a_commit_without_the_name_is_refused(self) -> None:
         stage = Stage()
         opened = stage.call(lambda request: stage.owner.coordinator.open_name(S, request, "n", stage.world.now))

@@ -308,7 +308,7 @@ class Coordinator:
 
     def open_name(self, session: str, request: int, name: str, now: float) -> None:
         """Make the session the holder of a producer name. Answered with NameOpened."""
-        if self._session(session, request, now) is not None:
+        if self._session(session, request, now) is not None and not self._core.is_unanswered(session, request):
             self._fence_attempts(name)
             self._producers.open(session, request, name)
 
@@ -326,7 +326,7 @@ class Coordinator:
 
     def join_group(self, session: str, request: int, group: str, now: float) -> None:
         """Start a new generation of a consumer group, without members. Answered with Joined."""
-        if self._session(session, request, now) is not None:
+        if self._session(session, request, now) is not None and not self._core.is_unanswered(session, request):
             self.consumer_groups.join(session, request, group)
 
     def forget_group(self, request: int, group: str, topic: str | None, now: float) -> None:

@@ -368,6 +368,7 @@ class Core:
         self.effects: list[Effect] = []
         self.answers: dict[str, list[tuple[int, Result]]] = {}
         self._deadlines: list[tuple[float, int]] = []
+        self._unanswered: set[tuple[str, int]] = set()
 
     def stop(self, reason: str) -> None:
         """Answer nothing more: the next owner finds out how the open requests ended."""
@@ -378,6 +379,24 @@ class Core:
 
     def answer(self, session: str, request: int, result: Result) -> None:
         self.answers.setdefault(session, []).append((request, result))
+
+    def is_unanswered(self, session: str, request: int) -> bool:
+        """Whether the answer of `answer_when_durable` to this request is still to come.
+
+        A client repeats a request after a lost connection. If one that fences earlier holders were executed twice, the
+        client would take the first answer and be fenced by the second execution.
+        """
+        return (session, request) in self._unanswered
+
+    def answer_when_durable(self, session: str, request: int, result: Result) -> OnDurable:
+        """Return what answers the request once its entry is durable."""
+        self._unanswered.add((session, request))
+
+        def answer() -> None:
+            self._unanswered.discard((session, request))
+            self.answer(session, request, result)
+
+        return answer
 
     def answer_outcome(self, waiter: Waiter, txn: TxnId, outcome: Outcome, reason: str) -> None:
         """Answer with a durable outcome, or with an error if the request was a commit and the outcome is an abort."""

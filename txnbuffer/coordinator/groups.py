@@ -315,7 +315,7 @@ class ConsumerGroups:
             return
         state = self._states.setdefault(group, ConsumersState())
         joined = Joined(state.generation + 1, tuple(state.positions.items()))
-        self._next_generation(group, lambda: self._core.answer(session, request, joined))
+        self._next_generation(group, self._core.answer_when_durable(session, request, joined))
         self.members(group).fence(state.generation)
 
     def forget(self, request: int, group: str, topic: str | None) -> None:

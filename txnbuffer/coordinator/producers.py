@@ -46,7 +46,7 @@ class NamedProducers:
         state.epoch += 1
         state.deleted = False
         opened = NameOpened(state.epoch, state.committed)
-        self._write(name, state, lambda: self._core.answer(session, request, opened))
+        self._write(name, state, self._core.answer_when_durable(session, request, opened))
 
     def delete(self, session: str, request: int, name: str, over: int) -> None:
         """Delete the name and fence its holder; its numbers up to `over` count as finished."""
