@@ -377,13 +377,21 @@ def held_back(
         return None
     since = None
     try:
-        with broker.reader(topic, oldest.first._replace(batch=NO_INDEX)) as reader:
-            if (placed := reader.read(limit=1, timeout=PUBLISHED_TIMEOUT)) is not None:
-                since = int(placed.publish_times[0])
+        since = publish_time(broker, topic, oldest.first)
     except Error as error:
-        if not (error.retryable or isinstance(error, PositionTrimmed)):
+        if not error.retryable:
             raise
     return HeldBack(topic, messages, oldest.txn, oldest.first, since, until)
+
+
+def publish_time(broker: Broker, topic: str, at: Position, timeout: float = PUBLISHED_TIMEOUT) -> int | None:
+    """When the message at a position was published, in milliseconds since 1970; None if it is gone or does not come."""
+    try:
+        with broker.reader(topic, at._replace(batch=NO_INDEX)) as reader:
+            placed = reader.read(limit=1, timeout=timeout)
+    except PositionTrimmed:
+        return None
+    return None if placed is None or placed.positions.first[:2] != at[:2] else int(placed.publish_times[0])
 
 
 def reading(broker: Broker, topic: str, after: Position, end: Position | None) -> ProgressReporter:

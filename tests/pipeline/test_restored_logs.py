@@ -219,7 +219,7 @@ def test_a_mark_is_the_message_before_a_position(log: Log, make: Callable[[Log],
 def test_a_query_looks_for_a_mark_at_intervals_also_if_there_is_none(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if readers never get the last entries of a topic: each search waits."""
     looks: list[Position] = []
-    monkeypatch.setattr(pinned, "_published", lambda broker, topic, at: looks.append(at))
+    monkeypatch.setattr(pinned, "publish_time", lambda broker, topic, at, timeout: looks.append(at))
     log.send(3)
     with open_broker(log.address) as broker:
         one = pin_topics(broker, ["orders"])["orders"]

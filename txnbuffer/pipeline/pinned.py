@@ -20,7 +20,7 @@ from broker_io.position import NO_INDEX
 from txnbuffer.buffer.state import AbortedSet, SuppressedRanges
 from txnbuffer.buffer.visibility import PinnedVisibility
 from txnbuffer.errors import LogReplaced, LogTruncated
-from txnbuffer.follow import LogFollower, SequencedFollower
+from txnbuffer.follow import LogFollower, SequencedFollower, publish_time
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.offsets import OffsetMark, ReadProgress
 from txnbuffer.pipeline.options import SKIP_LOST, ReadOptions
@@ -250,13 +250,13 @@ class Marks:
 def mark_below(broker: Broker, one: PinnedTopic, at: Position, known: OffsetMark | None) -> OffsetMark | None:
     """The mark of the last message before a position; if it is unreadable, the known mark."""
     place = _before(one.ledgers, at)
-    published = None if place is None else _published(broker, one.topic, place)
+    published = None if place is None else publish_time(broker, one.topic, place, MARK_TIMEOUT)
     return known if place is None or published is None else OffsetMark(place, published)
 
 
 def check_mark(broker: Broker, topic: str, mark: OffsetMark) -> None:
     """Raises LogReplaced if another message is at the position of a mark, or never was any; not for a trimmed one."""
-    published = _published(broker, topic, mark.at)
+    published = publish_time(broker, topic, mark.at, MARK_TIMEOUT)
     if published is None and _never_held(broker.ledgers(topic), mark.at):
         raise LogReplaced(
             f"topic {topic} never had the message that was read at {mark.at}: its log was restored from a backup, and "
@@ -289,15 +289,3 @@ def _before(ledgers: Sequence[LedgerSize], at: Position) -> Position | None:
         return Position(at.ledger, at.entry - 1)
     full = [ledger for ledger in ledgers if ledger.ledger < at.ledger and ledger.entries]
     return Position(full[-1].ledger, full[-1].entries - 1) if full else None
-
-
-def _published(broker: Broker, topic: str, at: Position) -> int | None:
-    """Publish time of the message at a position, in milliseconds since 1970; None if it is unreadable."""
-    try:
-        with broker.reader(topic, at) as reader:
-            placed = reader.read(limit=1, timeout=MARK_TIMEOUT)
-    except PositionTrimmed:
-        return None
-    if placed is None or placed.positions.first[:2] != at[:2]:
-        return None
-    return int(placed.publish_times[0])

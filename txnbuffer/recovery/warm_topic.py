@@ -26,7 +26,7 @@ from txnbuffer.recovery.restore import LoadedTopic, restore
 LEAST_BYTES = 64 * 1024
 """Bytes that a topic takes at least: its buffer, its reader, and what the client library reads ahead."""
 REST_TIMEOUT = 2.0
-"""Seconds within which the rest of a log must come at a takeover, else another reader of it is opened."""
+"""Seconds within which the rest of a log must come at a takeover, else the topic is restored from its snapshot."""
 
 
 class WarmTopic:

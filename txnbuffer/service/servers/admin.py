@@ -23,7 +23,7 @@ from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import State
 from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.follow import held_back
+from txnbuffer.follow import held_back, publish_time
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.door.needs import ADMIN_REQUESTS, POLICY_KEYS, AdminRequest
 from txnbuffer.service.engine.compaction import CompactionRun, CompactionScheduler, check_policy
@@ -36,7 +36,6 @@ from txnbuffer.service.topics.topics import check_owned
 from txnbuffer.streams.failover import ResumeToken
 
 Answer = dict[str, Any]
-READ_TIMEOUT = 5.0
 
 
 def group_rows(coordinator: Coordinator, wanted: str | None) -> list[Answer]:
@@ -433,13 +432,13 @@ class ServiceAdmin:
         transaction = engine.coordinator.transaction(entry.txn)
         session = None if transaction is None else transaction.session
         other_shard = None if entry.txn.most == engine.coordinator.shard else entry.txn.most
-        started = await engine.topics.work(self._published, topic.name, entry)
+        started = await engine.topics.work(publish_time, engine.broker, topic.name, entry.first)
         ends = engine.coordinator.ends_by(entry.txn)
         left = None if ends is None else max(ends - engine.now(), 0.0)
         return {
             "txn": str(entry.txn),
             "state": _state(transaction) if other_shard is None else f"as shard {other_shard} decides",
-            "open_seconds": None if started is None else round(max(engine.now() - started, 0.0), 3),
+            "open_seconds": None if started is None else round(max(engine.now() - started / 1000, 0.0), 3),
             "aborted_in_seconds": None if left is None else round(left, 3),
             "session": None if session is None else session.name,
             "client": "unknown" if session is None else self._client(session),
@@ -447,13 +446,6 @@ class ServiceAdmin:
             "records": entry.accepted,
             "topics": [topic.name],
         }
-
-    def _published(self, name: str, entry: OpenTxn) -> float | None:
-        """When the first record of a transaction was written, in seconds since 1970. Runs in the worker thread."""
-        at = entry.first._replace(batch=-1)
-        with self._engine.broker.reader(name, at) as reader:
-            placed = reader.read(limit=1, timeout=READ_TIMEOUT)
-        return None if placed is None else int(placed.publish_times[0]) / 1000
 
     def _client(self, session: Session) -> str:
         connection = self._engine.requests.connections.get(session.name)
