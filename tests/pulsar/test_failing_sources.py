@@ -134,9 +134,9 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Topic]:
     return found
 
 
-def reader_of(topic: Topic) -> PulsarReader:
+def reader_of(topic: Topic, *, compacted: bool = False) -> PulsarReader:
     cluster: Any = topic
-    return PulsarReader(cluster, "orders", EARLIEST, inclusive=True, compacted=False, ahead=10)
+    return PulsarReader(cluster, "orders", EARLIEST, inclusive=True, compacted=compacted, ahead=10)
 
 
 def read_on(reader: PulsarReader) -> list[tuple[int, int]]:
@@ -256,3 +256,19 @@ def test_source_that_stays_disconnected_is_replaced_when_the_cluster_answers(
     monkeypatch.setattr(reader, "_check_interval", 0.0)
     reader.read()
     assert {*topic.opened[1:]} == {Position(2, 1)}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_messages_that_no_source_gets_for_a_while_are_read_once_they_come(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, compacted: bool
+) -> None:
+    """A broker under load gives nothing; on a compacted topic these messages may also be compacted away."""
+    topic.hidden = {place_of(message) for message in topic.messages[1:]}
+    reader = reader_of(topic, compacted=compacted)
+    assert read_on(reader) == [(1, 0)]
+    for _ in range(5):
+        monkeypatch.setattr(reader, "_check_interval", 0.0)
+        assert reader.read() is None
+    topic.hidden = set()
+    monkeypatch.setattr(reader, "_check_interval", 0.0)
+    assert read_on(reader) + read_on(reader) == [(1, 1), (1, 2), (2, 0), (2, 1)]
