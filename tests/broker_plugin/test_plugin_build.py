@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from java_rules import JavaRules
 
-from broker_plugin.build import SCHEMAS, BuildFailed, compile_into, pack
+from broker_plugin.build import SCHEMAS, SOURCES, BuildFailed, compile_into, pack
 
 
 def test_the_same_classes_give_the_same_jar(java: JavaRules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +30,15 @@ def test_the_same_classes_give_the_same_jar(java: JavaRules, tmp_path: Path, mon
         schemas = {path.name: jar.read(f"txnbuffer/schemas/{path.name}") for path in SCHEMAS}
     assert names[2:] == sorted(names[2:])
     assert schemas == {path.name: path.read_bytes() for path in SCHEMAS}
+
+
+@pytest.mark.parametrize("name", ["Hidden", "Ids", "Rules", "Snapshot"])
+def test_rules_use_no_class_of_the_broker(name: str) -> None:
+    text = (SOURCES / "txnbuffer" / "broker" / f"{name}.java").read_text()
+    allowed = ("java.", "org.apache.avro.", "org.bouncycastle.", "org.roaringbitmap.", "txnbuffer.broker.")
+    imported = re.findall(r"^import (?:static )?(\S+);", text, re.MULTILINE)
+    assert imported
+    assert [one for one in imported if not one.startswith(allowed)] == []
 
 
 def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

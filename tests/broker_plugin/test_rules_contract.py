@@ -9,19 +9,19 @@ from __future__ import annotations
 import random
 
 import pytest
-from golden_files import GOLDEN
+from golden_files import GOLDEN, committed
 from histories import History, Log, damage, histories, marker, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from java_rules import JavaRules, Python, compared, message_command, passed, spaced
+from java_rules import ANSWERED, JavaRules, Python, compared, message_command, passed, spaced
 
 from broker_io.batch import Message
 from broker_io.position import NO_INDEX
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, VERSION
+from txnbuffer.protocol import MARKER, RECORDS, REMOVED, SEQ, TXN, VERSION
 
 SOAK = settings.get_current_profile_name() == "soak"
-T1, T2 = TxnId(0, 1), TxnId(0, 2)
+T1, T2, T3 = TxnId(0, 1), TxnId(0, 2), TxnId(0, 3)
 
 
 def of_log(log: Log) -> tuple[list[str], list[str]]:
@@ -53,9 +53,44 @@ def of_history(history: History) -> tuple[list[str], list[str]]:
 
 
 @settings(max_examples=10_000 if SOAK else 1_000)
-@given(history=histories(odd=True))
+@given(history=histories(30 if SOAK else 20, odd=True))
 def test_generated_histories(java: JavaRules, history: History) -> None:
     commands, expected = of_history(history)
+    compared(java.answers(commands), expected, commands)
+
+
+def golden_history() -> History:
+    """Each rule once, with a batch of several transactions and a record set of which some rows are duplicates."""
+    log = Log()
+    log.records(None, 0, 1)
+    log.record(T1, 1, 3)
+    for index, (txn, seq) in enumerate([(T2, 1), (None, 0), (T3, 1), (T2, 2), (T1, 4)]):
+        log.member(txn, seq, index)
+    log.next_entry()
+    log.record(T1, 3, 4)  # rows 3 and 4 are duplicates, 5 and 6 are new
+    log.end(T2, Outcome.ABORT, epoch=2)
+    log.records(T2, 3, 2)  # late
+    log.end(T3, Outcome.ABORT, epoch=1, decided=False)  # void: of an older epoch
+    log.new_ledger()
+    log.end(T3, Outcome.COMMIT, 2, epoch=1)  # damaged: it has one record
+    log.end(T3, Outcome.ABORT, epoch=2)  # ignored
+    log.bad(Message(b"k", b"v", {VERSION: "1", TXN: "junk", SEQ: "1"}))
+    log.bad(Message(b"k", b"v", {VERSION: "1", RECORDS: "2"}), size=2)
+    log.mark(marker((T1, Outcome.COMMIT, 6), epoch=3, lwm=7))
+    trims = [(len(log.events), 2)]
+    log.records(TxnId(0, 7), 1, 1)  # late: at the low-water mark
+    log._add(Message(None, b"", {VERSION: "1", TXN: "0:9", SEQ: "1", REMOVED: "1"}))
+    log.end(TxnId(0, 9), Outcome.COMMIT, 1)
+    log._add(Message(b"k", b"v", {VERSION: "2"}))
+    log.records(None, 0, 1)
+    return History(log, tuple(trims))
+
+
+def test_golden_history(java: JavaRules) -> None:
+    commands, expected = of_history(golden_history())
+    answered = iter(expected)
+    lines = [f"{command}\n  {next(answered)}" if command.startswith(ANSWERED) else command for command in commands]
+    committed("broker_plugin/history.txt", "\n".join([*lines, ""]).encode())
     compared(java.answers(commands), expected, commands)
 
 
