@@ -154,7 +154,7 @@ class ProgressBar:
         if _in_notebook():
             self._display = _NotebookBars()
         else:
-            self._display = _TerminalBars() if _is_terminal() else None
+            self._display = _TerminalBars() if sys.stderr is not None and sys.stderr.isatty() else None
 
     @property
     def shows(self) -> bool:
@@ -185,10 +185,6 @@ class ProgressBar:
 def progress_bar() -> ProgressBar:
     """A callback that shows progress as a bar, on stderr if it is a terminal, or in the notebook that runs the code."""
     return ProgressBar()
-
-
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _in_notebook() -> bool:

@@ -185,11 +185,7 @@ class RemoteConnection:
 
     def close(self) -> None:
         self.closed = True
-        self.run(self._close_channels)
+        self.run(lambda: [channel.close() for _, channel in self._targets])
         with contextlib.suppress(IndexError):
             while True:
                 self._idle.pop().put(None)
-
-    def _close_channels(self) -> None:
-        for _, channel in self._targets:
-            channel.close()

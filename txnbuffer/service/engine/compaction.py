@@ -91,11 +91,6 @@ def last_compactable(ledgers: Sequence[Ledger], sequenced: Position | None, youn
     return last
 
 
-def first_dirty(ledgers: Sequence[Ledger], cleaned: int) -> Ledger | None:
-    """The first ledger with messages that no compaction has looked at."""
-    return next((one for one in ledgers if one.ledger > cleaned and one.entries), None)
-
-
 def choose(backlogs: Mapping[str, int], passed: Mapping[str, int]) -> str:
     """The next of the due topics: the largest backlog, doubled for each compaction that the topic has waited for."""
     return max(backlogs, key=lambda name: (backlogs[name] + 1) << passed.get(name, 0))
@@ -401,7 +396,7 @@ class CompactionScheduler:
         """The bytes of a topic that are to be compacted for the first time; None if it is not due."""
         broker = self._topics.broker
         ledgers = broker.ledgers(name)
-        first = first_dirty(ledgers, state.cleaned)
+        first = next((one for one in ledgers if one.ledger > state.cleaned and one.entries), None)
         if first is None:
             return None
         too_old = policy.most_lag_ms > 0 and _is_before(

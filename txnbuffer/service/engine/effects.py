@@ -232,9 +232,14 @@ class EffectExecutor:
             self._coordinator.marker_failed(token)
             self._topics.look_up(name)
             return
-        batch = marker_batch(marker)
-        durable, failed = partial(self._marker_durable, token), partial(self._marker_failed, token)
-        self._appends.add(topic, AppendPart(batch, batch.weight, durable, failed))
+        batch, coordinator = marker_batch(marker), self._coordinator
+        part = AppendPart(
+            batch,
+            batch.weight,
+            lambda: coordinator.marker_durable(token, self._now()),
+            lambda _: coordinator.marker_failed(token),
+        )
+        self._appends.add(topic, part)
 
     def stopped(self, topic: ServiceTopic, problem: Error) -> None:
         """Handle a stopped topic; the problem may be temporary, or another topic may have its name by now."""
@@ -248,19 +253,15 @@ class EffectExecutor:
     def _stop(self, reason: str) -> None:
         self._loop.fail(self.obstacle or self._appends.failure or CoordinatorStopped(reason))
 
-    def _marker_durable(self, token: int) -> None:
-        self._coordinator.marker_durable(token, self._now())
-
-    def _marker_failed(self, token: int, error: Error) -> None:
-        self._coordinator.marker_failed(token)
-
     def _append_decisions(self, effect: AppendDecisions) -> None:
-        durable = partial(self._decisions_durable, effect.token)
-        batch = Batch.of(effect.messages)
-        self._appends.add(self._decisions, AppendPart(batch, batch.weight, durable, self._decisions_failed))
-
-    def _decisions_durable(self, token: int) -> None:
-        self._coordinator.decisions_durable(token, self._now())
+        batch, coordinator = Batch.of(effect.messages), self._coordinator
+        part = AppendPart(
+            batch,
+            batch.weight,
+            lambda: coordinator.decisions_durable(effect.token, self._now()),
+            self._decisions_failed,
+        )
+        self._appends.add(self._decisions, part)
 
     def _decisions_failed(self, error: Error) -> None:
         self.obstacle = error if isinstance(error, TopicNotFound) else None
@@ -272,9 +273,14 @@ class EffectExecutor:
         if topic is None:
             self._coordinator.topic_deleted(name, self._now())
         elif topic.followed is not None:
-            durable = partial(self._epoch_marker_durable, topic)
             batch = marker_batch(marker)
-            self._appends.add(topic, AppendPart(batch, batch.weight, durable, self._epoch_marker_failed))
+            part = AppendPart(
+                batch,
+                batch.weight,
+                partial(self._epoch_marker_durable, topic),
+                lambda error: self._stop(f"writing an epoch marker failed: {error}"),
+            )
+            self._appends.add(topic, part)
 
     def _epoch_marker_durable(self, topic: ServiceTopic) -> None:
         if topic.followed is None:
@@ -282,6 +288,3 @@ class EffectExecutor:
         state = topic.followed.buffer.coordinators.get(self._coordinator.shard)
         committed, aborted = (BitMap64(), BitMap64()) if state is None else (state.committed, state.aborted)
         self._coordinator.epoch_marker_applied(topic.name, committed.copy(), aborted.copy(), self._now())
-
-    def _epoch_marker_failed(self, error: Error) -> None:
-        self._stop(f"writing an epoch marker failed: {error}")
