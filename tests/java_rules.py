@@ -150,11 +150,13 @@ class Python:
         )
 
     def hidden(self, start: int, stop: int) -> list[int]:
-        """How many rows of each message of some decided entries are hidden."""
-        indexes = [index for _, some in self.entries[start:stop] for index in some]
+        """How many rows of each message of some decided entries are hidden, in ledgers that exist."""
+        first_ledger = self.owner.buffer.first_ledger
+        chosen = [indexes for (ledger, _), indexes in self.entries[start:stop] if ledger >= first_ledger]
+        indexes = [index for some in chosen for index in some]
         hidden: list[int] = []
-        for _, chosen in groupby(indexes, lambda index: self.log.events[index].position.ledger):
-            rows = [*chosen]
+        for _, of_ledger in groupby(indexes, lambda index: self.log.events[index].position.ledger):
+            rows = [*of_ledger]
             messages = [self.log.messages[row] for row in rows]
             positions = [self.log.events[row].position for row in rows]
             placed = place(messages, positions)
@@ -166,10 +168,9 @@ class Python:
             hidden += [size - count for size, count in zip(sizes, counts.tolist(), strict=True)]
         return hidden
 
-    def everything(self, first_ledger: int) -> str:
-        """The answer to `all`: what is hidden of all that is decided, from a ledger on."""
-        start = sum(ledger < first_ledger for (ledger, _), _ in self.entries[: self.decided])
-        return ",".join(["-", *map(str, self.hidden(min(start, self.decided), self.decided))])
+    def everything(self) -> str:
+        """The answer to `all`: what is hidden of all that is decided."""
+        return ",".join(["-", *map(str, self.hidden(0, self.decided))])
 
 
 def compared(answers: Iterable[str], expected: Iterable[str], commands: Sequence[str]) -> None:

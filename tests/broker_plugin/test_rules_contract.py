@@ -31,11 +31,11 @@ def of_log(log: Log) -> tuple[list[str], list[str]]:
     for number, entry in enumerate(python.entries):
         commands += passed(log, entry)
         expected.append(python.entry(number))
-    return [*commands, "all 0"], [*expected, python.everything(0)]
+    return [*commands, "all"], [*expected, python.everything()]
 
 
 def of_history(history: History) -> tuple[list[str], list[str]]:
-    """As `of_log`, with the trims; then also what is hidden in the ledgers that are left."""
+    """As `of_log`, with the trims, and what is hidden in the ledgers that are left after each."""
     python = Python(history.log)
     commands, expected = ["new", "start"], []
     trims = [*history.trims]
@@ -45,11 +45,9 @@ def of_history(history: History) -> tuple[list[str], list[str]]:
         while trims and trims[0][0] <= entry[1][-1] + 1:
             first_ledger = trims.pop(0)[1]
             python.owner.trim(first_ledger)
-            commands += [f"trim {first_ledger}", f"all {python.owner.buffer.first_ledger}"]
-            expected.append(python.everything(python.owner.buffer.first_ledger))
-    commands.append(f"all {python.owner.buffer.first_ledger}")
-    expected.append(python.everything(python.owner.buffer.first_ledger))
-    return commands, expected
+            commands += [f"trim {first_ledger}", "all"]
+            expected.append(python.everything())
+    return [*commands, "all"], [*expected, python.everything()]
 
 
 @settings(max_examples=10_000 if SOAK else 1_000)

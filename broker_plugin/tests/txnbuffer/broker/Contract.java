@@ -26,6 +26,7 @@ public final class Contract {
     private final List<Message> log = new ArrayList<>(); // all messages, decided ones first
     private final List<Message> entry = new ArrayList<>(); // those of the entry that is not complete
     private int decided;
+    private long firstLedger; // nothing of the ledgers below is asked: they are deleted
 
     public static void main(String[] arguments) throws Exception {
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -51,6 +52,7 @@ public final class Contract {
                 log.clear();
                 entry.clear();
                 decided = 0;
+                firstLedger = 0;
                 return null;
             case "start":
                 rules.fromStart();
@@ -70,10 +72,11 @@ public final class Contract {
                 rules.ordinary(place(words, 1));
                 return state();
             case "trim":
-                rules.trim(Long.parseLong(words[1]));
+                firstLedger = Math.max(firstLedger, Long.parseLong(words[1]));
+                rules.trim(firstLedger);
                 return null;
             case "all":
-                return all(Long.parseLong(words[1]));
+                return all();
             case "abort": // COUNT STEP LEDGERS: the bytes that aborts take, and those left after they are trimmed
                 return aborts(Long.parseLong(words[1]), Long.parseLong(words[2]), Integer.parseInt(words[3]));
             default:
@@ -125,7 +128,9 @@ public final class Contract {
     private String state() {
         StringBuilder hidden = new StringBuilder();
         for (; decided < log.size() && log.get(decided).at.whole().compareTo(rules.bound()) <= 0; decided++) {
-            hidden.append(hidden.isEmpty() ? "" : ",").append(hiddenRows(log.get(decided)));
+            if (log.get(decided).at.ledger() >= firstLedger) {
+                hidden.append(hidden.isEmpty() ? "" : ",").append(hiddenRows(log.get(decided)));
+            }
         }
         Rules.Open open = rules.oldest();
         return shown(rules.bound()) + " " + (open == null ? "-" : open.txn.most() + ":" + open.txn.least()) + " "
@@ -133,7 +138,7 @@ public final class Contract {
                 + (rules.questioned() ? " questioned" : " -") + " " + (hidden.isEmpty() ? "-" : hidden);
     }
 
-    private String all(long firstLedger) {
+    private String all() {
         StringBuilder hidden = new StringBuilder("-");
         for (Message one : log) {
             if (one.at.ledger() >= firstLedger && one.at.whole().compareTo(rules.bound()) <= 0) {
