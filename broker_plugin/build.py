@@ -59,7 +59,14 @@ def classpath(*directories: Path) -> str:
 def compile_into(target: Path, sources: Iterable[Path] = (SOURCES,)) -> None:
     """Compile the sources below some directories, and copy the schemas, into `target`. Raises BuildFailed."""
     files = sorted(str(path) for directory in sources for path in directory.rglob("*.java"))
-    options = ["-encoding", "UTF-8", "-g:source,lines", "-Xlint:all,-path,-serial,-processing", "-proc:none", "-Werror"]
+    options = [
+        "-encoding",
+        "UTF-8",
+        "-g:source,lines",
+        "-Xlint:all,-classfile,-path,-serial,-processing",
+        "-proc:none",
+        "-Werror",
+    ]
     run(["javac", "--release", RELEASE, *options, "-cp", classpath(), "-d", str(target), *files])
     (target / SCHEMAS_IN_JAR).mkdir(parents=True, exist_ok=True)
     for schema in SCHEMAS:

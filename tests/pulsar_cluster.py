@@ -61,12 +61,12 @@ class Cluster:
 
     @contextlib.contextmanager
     def private_standalone(
-        self, settings: Sequence[str] = (), files: Mapping[str, str] | None = None
+        self, settings: Sequence[str] = (), files: Mapping[str, str] | None = None, jar: Path | None = None
     ) -> Iterator[Standalone]:
-        """A private broker on free ports, to `kill()` and `start()` again; with settings and files."""
+        """A private broker on free ports, to `kill()` and `start()` again; with settings, files and one more jar."""
         with tempfile.TemporaryDirectory(prefix="pulsar-", ignore_cleanup_errors=True) as directory:
             way = "testcontainers" if self.way == "testcontainers" else "standalone"
-            with make_standalone(way, Path(directory), settings, files) as broker:
+            with make_standalone(way, Path(directory), settings, files, jar) as broker:
                 yield broker
 
 
@@ -135,11 +135,16 @@ def _ask_engine(image: str) -> str:
 
 
 def make_standalone(
-    way: str, directory: Path, settings: Sequence[str] = (), files: Mapping[str, str] | None = None
+    way: str,
+    directory: Path,
+    settings: Sequence[str] = (),
+    files: Mapping[str, str] | None = None,
+    jar: Path | None = None,
 ) -> Standalone:
     if way == "testcontainers":
-        return StandaloneContainer(_image(), settings, files)
-    return StandaloneProcess(distribution(), directory, settings, SHORT_LIVED, files)
+        return StandaloneContainer(_image(), settings, files, jar)
+    environment = {**SHORT_LIVED, **({"PULSAR_EXTRA_CLASSPATH": str(jar)} if jar else {})}
+    return StandaloneProcess(distribution(), directory, settings, environment, files)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from broker_io.standalone import FLAGS, SHORT_LIVED, NoPulsar, Standalone, end_p
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = "/tmp/files"  # as in the script
+JAR = "/tmp/added.jar"
 IN_CONTAINER = """
 mkdir -p /tmp/files
 for name in $FILES; do variable=FILE_${name%%.*}; printf '%s' "${!variable}" >"/tmp/files/$name"; done
@@ -26,9 +27,15 @@ exec bin/pulsar standalone --config /tmp/standalone.conf "$@"
 class StandaloneContainer(Standalone):
     """A container of a Pulsar image, official or built by docker/engine.sh, with the data inside."""
 
-    def __init__(self, image: str, extra_settings: Sequence[str] = (), files: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        image: str,
+        extra_settings: Sequence[str] = (),
+        files: Mapping[str, str] | None = None,
+        jar: Path | None = None,
+    ) -> None:
         super().__init__(extra_settings, files)
-        self.image = image
+        self.image, self.jar = image, jar
         self.handle = {"container": None}
 
     def launch(self) -> None:
@@ -41,6 +48,9 @@ class StandaloneContainer(Standalone):
         container.with_envs(**environment_with(SHORT_LIVED), SETTINGS="\n".join(self.settings()))
         container.with_command(["bash", "-c", IN_CONTAINER, "bash", *FLAGS])
         container.with_envs(FILES=" ".join(self.files), **self._file_variables())
+        if self.jar is not None:
+            container.with_volume_mapping(str(self.jar), JAR)
+            container.with_envs(PULSAR_EXTRA_CLASSPATH=JAR)
         for port in (self.broker_port, self.web_port, self.tls_port, self.web_tls_port):
             container.ports[f"{port}/tcp"] = ("127.0.0.1", port)  # type: ignore[assignment]  # engines accept an address too
         try:

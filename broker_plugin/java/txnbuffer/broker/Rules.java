@@ -224,6 +224,7 @@ final class Rules {
     void stop(Place at, String why) {
         phase = Phase.STOPPED;
         stopped = why + " at " + at;
+        until = null; // no later entry will end the replay
         decide();
     }
 

@@ -1,0 +1,344 @@
+package txnbuffer.broker;
+
+import io.netty.buffer.ByteBuf;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
+import org.apache.bookkeeper.mledger.AsyncCallbacks.DeleteCursorCallback;
+import org.apache.bookkeeper.mledger.Entry;
+import org.apache.bookkeeper.mledger.ManagedCursor;
+import org.apache.bookkeeper.mledger.ManagedLedger;
+import org.apache.bookkeeper.mledger.ManagedLedgerException;
+import org.apache.bookkeeper.mledger.Position;
+import org.apache.bookkeeper.mledger.PositionFactory;
+import org.apache.bookkeeper.mledger.impl.ManagedLedgerImpl;
+import org.apache.bookkeeper.mledger.util.ManagedLedgerUtils;
+import org.apache.pulsar.broker.service.persistent.PersistentTopic;
+import org.apache.pulsar.common.naming.TopicName;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+import txnbuffer.broker.Rules.Place;
+import txnbuffer.broker.Snapshot.Found;
+
+/**
+ * Passes each entry of a topic's log once to the rules, in log order: as it is stored, or read again if it was stored
+ * before that or was missed.
+ *
+ * <p>The snapshot says where to begin. Until the log is read from there to its end, nothing after its start is
+ * delivered. What fails is tried again and again, so a topic goes on once an operator has repaired its snapshot.
+ *
+ * <p>A topic without a snapshot has had no transactions so far. Before the first one, txnbuffer makes its durable
+ * subscription at the topic; as long as there is none, entries are not looked at.
+ */
+final class TopicLog {
+    private static final Logger log = LoggerFactory.getLogger(TopicLog.class);
+    private static final String INCARNATION = "txnbuffer.incarnation";
+    private static final String SUBSCRIPTION = "__txnbuffer";
+    private static final int ENTRIES = 500;
+    private static final long BYTES = 4 * 1024 * 1024;
+    private static final long FIRST_WAIT = 1, LONGEST_WAIT = 60; // seconds before another attempt
+
+    private final String name;
+    private final PersistentTopic topic;
+    private final ManagedLedger ledger;
+    private final ScheduledExecutorService executor;
+    private final SnapshotTopic snapshots;
+    private volatile Rules rules; // null: the topic has no transactions
+    private volatile Position bound = PositionFactory.EARLIEST;
+    private volatile Position unreadable; // the entry that the filter cannot read
+    private volatile CompletableFuture<Void> loaded = CompletableFuture.completedFuture(null);
+    private Position applied; // the last entry that was passed to the rules
+    private boolean live; // stored entries are passed at once
+    private boolean asking;
+    private boolean closed;
+    private String said; // why the topic is stopped, as it was logged
+    private long firstLedger;
+    private long wait = FIRST_WAIT;
+
+    TopicLog(PersistentTopic topic, ManagedLedger ledger) {
+        this.name = topic.getName();
+        this.topic = topic;
+        this.ledger = ledger;
+        this.executor = topic.getBrokerService().pulsar().getExecutor();
+        this.snapshots = new SnapshotTopic(topic.getBrokerService(), TopicName.get(name), executor);
+    }
+
+    /** Whether somebody may write records of transactions: set before the first one, and then for ever. */
+    private boolean isMarked() {
+        return topic.getSubscriptions().containsKey(SUBSCRIPTION) || ledger.getProperties().containsKey(INCARNATION);
+    }
+
+    private CompletableFuture<Found> snapshot() {
+        return snapshots.read(ledger.getProperties().get(INCARNATION), ledger.getName());
+    }
+
+    // Output, for any thread
+
+    /** The last entry that dispatchers may read. */
+    Position bound() {
+        Position held = unreadable;
+        return held != null && held.compareTo(bound) <= 0 ? ledger.getPreviousPosition(held) : bound;
+    }
+
+    /** The rules; null if the topic has no transactions. */
+    Rules rules() {
+        return rules;
+    }
+
+    /** Completes when the log was read to its end. */
+    CompletableFuture<Void> loaded() {
+        return loaded;
+    }
+
+    /** Deliver nothing from an entry on: its visible messages cannot be found out. */
+    synchronized void hold(Position entry, Exception why) {
+        if (unreadable == null || entry.compareTo(unreadable) < 0) {
+            unreadable = entry;
+            log.error("[{}] txnbuffer: nothing from {} on is delivered to plain consumers", name, entry, why);
+        }
+    }
+
+    // Input
+
+    synchronized void close() {
+        closed = true;
+    }
+
+    /** An entry was stored; called before readers are woken. */
+    synchronized void stored(Position at, ByteBuf data) {
+        if (!live || at.compareTo(applied) <= 0) {
+            return; // it was read already, or will be
+        }
+        if (rules == null) {
+            if (isMarked()) {
+                load();
+            } else {
+                applied = at;
+                bound = at;
+            }
+            return;
+        }
+        boolean follows = at.getLedgerId() == applied.getLedgerId() ? at.getEntryId() == applied.getEntryId() + 1
+                : ledger.getPreviousPosition(at).equals(applied);
+        if (!follows) {
+            read();
+            return;
+        }
+        apply(at, data);
+        publish();
+    }
+
+    private void apply(Position at, ByteBuf data) {
+        try {
+            Packed.visit(at, data, rules::message);
+        } catch (Exception error) {
+            rules.stop(Packed.place(at, -1), "an entry that cannot be read (" + error + ")");
+        }
+        rules.entry(at.getLedgerId(), at.getEntryId());
+        applied = at;
+    }
+
+    private void publish() {
+        Place last = rules.bound();
+        if (last.ledger() != bound.getLedgerId() || last.entry() != bound.getEntryId()) {
+            bound = PositionFactory.create(last.ledger(), last.entry());
+        }
+        String stopped = rules.stopped();
+        if (stopped != null && !stopped.equals(said)) {
+            said = stopped;
+            log.error("[{}] txnbuffer: nothing after {} is delivered to plain consumers: {}", name, bound, stopped);
+        }
+        if (live && rules.questioned() && !asking) {
+            ask();
+        }
+    }
+
+    /** Forget what only deleted ledgers needed. */
+    synchronized void trim() {
+        Long first = ledger.getLedgersInfo().isEmpty() ? null : ledger.getLedgersInfo().firstKey();
+        if (rules != null && live && first != null && first > firstLedger) {
+            firstLedger = first;
+            rules.trim(first);
+        }
+    }
+
+    // The snapshot
+
+    synchronized void load() {
+        live = false;
+        loaded = new CompletableFuture<>();
+        Position end = ledger.getLastConfirmedEntry(); // before the end of the snapshot topic is taken
+        snapshot().whenCompleteAsync((found, error) -> {
+            if (error != null) {
+                again("its snapshot cannot be read", error, this::load);
+            } else {
+                begin(found, end);
+            }
+        }, executor);
+    }
+
+    private synchronized void begin(Found found, Position end) {
+        try {
+            switch (found.kind()) {
+                case NONE:
+                    Position stored = ledger.getLastConfirmedEntry();
+                    if (!isMarked()) {
+                        ordinary(stored);
+                        return;
+                    }
+                    rules = new Rules();
+                    rules.unregistered(Packed.place(end, -1));
+                    applied = end;
+                    break;
+                case DELETED:
+                    fromStart(PositionFactory.EARLIEST);
+                    break;
+                default:
+                    Snapshot.Resume resume = Snapshot.resume(found, ledger.getLedgersInfo().navigableKeySet(), false);
+                    Place after = resume.after();
+                    if (resume.anew()) {
+                        fromStart(PositionFactory.create(after.ledger(), after.entry()));
+                    } else {
+                        rules = found.rules();
+                        applied = PositionFactory.create(after.ledger(), after.entry() - (after.batch() < 0 ? 0 : 1));
+                    }
+            }
+        } catch (Snapshot.Refused | RuntimeException error) {
+            again("its snapshot cannot be used", error, this::load);
+            return;
+        }
+        if (end.getEntryId() >= 0 && applied.compareTo(end) < 0) {
+            rules.replayUntil(Packed.place(end, -1));
+        }
+        log.info("[{}] txnbuffer: {}, reads the log after {} to {}", name, found.kind(), applied, end);
+        read();
+    }
+
+    /** All up to an entry is ordinary. */
+    private void ordinary(Position stored) {
+        rules = null;
+        applied = stored;
+        bound = stored;
+        live = true;
+        wait = FIRST_WAIT;
+        loaded.complete(null);
+    }
+
+    private void fromStart(Position before) {
+        rules = new Rules();
+        rules.fromStart();
+        applied = before;
+    }
+
+    /** Records with properties of a transaction in a topic without a snapshot: is there one now? */
+    private void ask() {
+        asking = true;
+        Place before = rules.lastEntry();
+        Position end = ledger.getLastConfirmedEntry();
+        snapshot().whenCompleteAsync((found, error) -> {
+            if (error != null) {
+                again("its snapshot cannot be read", error, this::ask);
+                return;
+            }
+            synchronized (this) {
+                asking = false;
+                if (found.kind() != Snapshot.Kind.NONE) {
+                    live = false;
+                    loaded = new CompletableFuture<>();
+                    begin(found, end);
+                } else {
+                    wait = FIRST_WAIT;
+                    rules.ordinary(before);
+                    publish();
+                }
+            }
+        }, executor);
+    }
+
+    private boolean isGone() {
+        return closed || ledger instanceof ManagedLedgerImpl impl
+                && (impl.getState() == ManagedLedgerImpl.State.Closed || impl.getState().isFenced());
+    }
+
+    private synchronized void again(String what, Throwable error, Runnable attempt) {
+        if (isGone()) {
+            return;
+        }
+        log.error("[{}] txnbuffer: nothing after {} is delivered to plain consumers: {}; next attempt in {} s", name,
+                bound, what, wait, error);
+        executor.schedule(() -> {
+            synchronized (this) {
+                if (!isGone()) {
+                    attempt.run();
+                }
+            }
+        }, wait, TimeUnit.SECONDS);
+        wait = Math.min(2 * wait, LONGEST_WAIT);
+    }
+
+    // The log
+
+    private void read() {
+        live = false;
+        if (loaded.isDone()) {
+            loaded = new CompletableFuture<>();
+        }
+        try {
+            next(ledger.newNonDurableCursor(applied, "__txnbuffer-load-" + System.nanoTime()));
+        } catch (ManagedLedgerException error) {
+            again("its log cannot be read", error, this::read);
+        }
+    }
+
+    private synchronized void next(ManagedCursor cursor) {
+        Position last = ledger.getLastConfirmedEntry();
+        if (closed || applied.compareTo(last) >= 0 || !cursor.hasMoreEntries()) {
+            ledger.asyncDeleteCursor(cursor.getName(), IGNORED, null);
+            finish(last);
+            return;
+        }
+        ManagedLedgerUtils.readEntries(cursor, ENTRIES, BYTES, PositionFactory.LATEST)
+                .whenCompleteAsync((entries, error) -> {
+            if (error == null) {
+                apply(entries);
+                next(cursor);
+            } else {
+                ledger.asyncDeleteCursor(cursor.getName(), IGNORED, null);
+                again("its log cannot be read", error, this::read);
+            }
+        }, executor);
+    }
+
+    private synchronized void apply(List<Entry> entries) {
+        for (Entry entry : entries) {
+            apply(entry.getPosition(), entry.getDataBuffer());
+            entry.release();
+        }
+        publish();
+    }
+
+    private void finish(Position last) {
+        if (applied.compareTo(last) < 0) { // nothing was stored in between, or it was trimmed
+            applied = last;
+            if (last.getEntryId() >= 0) {
+                rules.entry(last.getLedgerId(), last.getEntryId());
+            }
+        }
+        live = true;
+        wait = FIRST_WAIT;
+        publish();
+        log.info("[{}] txnbuffer: read the log to {}, plain consumers may read to {}", name, applied, bound);
+        loaded.complete(null);
+    }
+
+    private static final DeleteCursorCallback IGNORED = new DeleteCursorCallback() {
+        @Override
+        public void deleteCursorComplete(Object context) {
+        }
+
+        @Override
+        public void deleteCursorFailed(ManagedLedgerException error, Object context) {
+        }
+    };
+}

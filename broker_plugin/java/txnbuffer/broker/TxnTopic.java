@@ -1,0 +1,225 @@
+package txnbuffer.broker;
+
+import io.netty.buffer.ByteBuf;
+import java.io.IOException;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Proxy;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import org.apache.bookkeeper.mledger.AsyncCallbacks.ReadEntryCallback;
+import org.apache.bookkeeper.mledger.Entry;
+import org.apache.bookkeeper.mledger.ManagedCursor;
+import org.apache.bookkeeper.mledger.ManagedLedger;
+import org.apache.bookkeeper.mledger.ManagedLedgerException;
+import org.apache.bookkeeper.mledger.Position;
+import org.apache.bookkeeper.mledger.PositionFactory;
+import org.apache.bookkeeper.mledger.impl.EntryBuffer;
+import org.apache.pulsar.PulsarVersion;
+import org.apache.pulsar.broker.service.BrokerService;
+import org.apache.pulsar.broker.service.BrokerServiceException.NotAllowedException;
+import org.apache.pulsar.broker.service.Consumer;
+import org.apache.pulsar.broker.service.SubscriptionOption;
+import org.apache.pulsar.broker.service.persistent.PersistentTopic;
+import org.apache.pulsar.broker.service.plugin.EntryFilter;
+import org.apache.pulsar.client.impl.BatchMessageIdImpl;
+import org.apache.pulsar.client.impl.MessageIdImpl;
+import org.apache.pulsar.common.protocol.Commands;
+
+/** A topic that dispatches only what is decided and visible, except to the readers of txnbuffer. */
+final class TxnTopic extends PersistentTopic {
+    private static final VisibleFilter FILTER = new VisibleFilter();
+
+    /** The last visible entry, as of a bound; `partial`: only some of its messages are visible. */
+    private record Last(Position bound, Position entry, boolean partial) { }
+
+    private final TopicLog log;
+    private volatile Last last;
+
+    TxnTopic(String topic, ManagedLedger ledger, BrokerService broker) {
+        super(topic, ledger, broker);
+        log = new TopicLog(this, ledger);
+    }
+
+    TopicLog log() {
+        return log;
+    }
+
+    static boolean calledBy(String method) {
+        return StackWalker.getInstance().walk(frames -> frames.skip(2).findFirst()
+                .map(frame -> frame.getMethodName().equals(method)).orElse(false));
+    }
+
+    // The life of the topic
+
+    @Override
+    public CompletableFuture<Void> initialize() {
+        return super.initialize().thenRun(log::load);
+    }
+
+    @Override
+    public void addComplete(Position at, ByteBuf data, Object context) {
+        log.stored(at, data);
+        super.addComplete(at, data, context);
+    }
+
+    /** Called every few minutes. */
+    @Override
+    public void checkMessageExpiry() {
+        super.checkMessageExpiry();
+        log.trim();
+    }
+
+    @Override
+    public CompletableFuture<Void> close(boolean disconnectClients, boolean withoutWaiting) {
+        return super.close(disconnectClients, withoutWaiting).thenRun(log::close);
+    }
+
+    // What dispatchers may read
+
+    @Override
+    public Position getMaxReadPosition() {
+        return log == null ? PositionFactory.EARLIEST : log.bound(); // null in the constructor of the super class
+    }
+
+    @Override
+    public List<EntryFilter> getEntryFilters() {
+        List<EntryFilter> configured = super.getEntryFilters();
+        if (configured == null || configured.isEmpty()) {
+            configured = getBrokerService().getEntryFilterProvider().getBrokerEntryFilters();
+        }
+        List<EntryFilter> all = new ArrayList<>(List.of(FILTER)); // the others see what consumers see
+        all.addAll(configured);
+        return all;
+    }
+
+    // Where the topic ends
+
+    @Override
+    public CompletableFuture<Void> checkIfTransactionBufferRecoverCompletely() {
+        return log.loaded();
+    }
+
+    @Override
+    public CompletableFuture<Position> getLastDispatchablePosition() {
+        Position bound = getMaxReadPosition();
+        Last known = last;
+        if (known != null && known.bound.equals(bound)) {
+            return CompletableFuture.completedFuture(known.entry);
+        }
+        Position end = bound.getEntryId() < 0 ? ledger.getPreviousPosition(bound) : bound;
+        boolean[] partial = new boolean[1];
+        return ledger.getLastDispatchablePosition(entry -> {
+            if (known != null && entry.getPosition().compareTo(known.bound) <= 0) {
+                return true; // what is at and before it was looked at
+            }
+            Packed.Count count = count(entry);
+            partial[0] = count.partial();
+            return count.all() == 0 || count.visible() > 0;
+        }, end).thenApply(found -> {
+            Last now = known != null && found.compareTo(known.bound) <= 0
+                    ? new Last(bound, known.entry, known.partial) : new Last(bound, found, partial[0]);
+            last = now;
+            return now.entry;
+        });
+    }
+
+    private Packed.Count count(Entry entry) {
+        Rules rules = log.rules();
+        try {
+            return rules == null ? new Packed.Count(0, 0)
+                    : Packed.count(entry.getPosition(), entry.getDataBuffer(), rules::hiddenRows);
+        } catch (IOException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    /** The broker answers with the number of messages that the last entry has in the log: show it the rewritten one. */
+    @Override
+    public ManagedLedger getManagedLedger() {
+        Last known = last;
+        return known != null && known.partial && calledBy("getLargestBatchIndexWhenPossible") ? rewriting(known.entry)
+                : super.getManagedLedger();
+    }
+
+    private ManagedLedger rewriting(Position only) {
+        return (ManagedLedger) Proxy.newProxyInstance(TxnTopic.class.getClassLoader(),
+                new Class<?>[] {ManagedLedger.class}, (self, method, arguments) -> {
+            if (method.getName().equals("asyncReadEntry") && arguments[0] == only) {
+                arguments[1] = rewriting((ReadEntryCallback) arguments[1]);
+            }
+            try {
+                return method.invoke(ledger, arguments);
+            } catch (InvocationTargetException error) {
+                throw error.getCause();
+            }
+        });
+    }
+
+    private ReadEntryCallback rewriting(ReadEntryCallback callback) {
+        return new ReadEntryCallback() {
+            @Override
+            public void readEntryComplete(Entry entry, Object context) {
+                try {
+                    EntryBuffer.replace(entry, Packed.rewrite(entry.getPosition(), entry.getDataBuffer(),
+                            Commands.peekAndCopyMessageMetadata(entry.getDataBuffer(), getName(), -1),
+                            log.rules()::hiddenRows));
+                } catch (IOException | RuntimeException error) {
+                    entry.release();
+                    callback.readEntryFailed(new ManagedLedgerException(error), context);
+                    return;
+                }
+                callback.readEntryComplete(entry, context);
+            }
+
+            @Override
+            public void readEntryFailed(ManagedLedgerException error, Object context) {
+                callback.readEntryFailed(error, context);
+            }
+        };
+    }
+
+    // Who reads what
+
+    @Override
+    public CompletableFuture<Consumer> subscribe(SubscriptionOption option) {
+        String refused = TxnTopicFactory.refusal(PulsarVersion.getVersion(),
+                getBrokerService().pulsar().getConfiguration()); // settings can change while the broker runs
+        boolean raw = RawSubscription.isNamed(option.getSubscriptionName());
+        if (refused == null && raw) {
+            refused = RawSubscription.refusal(option, RawSubscription.roles(this));
+        }
+        if (refused != null) {
+            return CompletableFuture.failedFuture(new NotAllowedException("txnbuffer: " + refused));
+        }
+        if (raw) {
+            try {
+                addRaw(option);
+            } catch (ManagedLedgerException error) {
+                return CompletableFuture.failedFuture(error);
+            }
+        }
+        return super.subscribe(option);
+    }
+
+    /** The broker would make a subscription of its own class; this does the same with ours. */
+    private void addRaw(SubscriptionOption option) throws ManagedLedgerException {
+        String name = option.getSubscriptionName();
+        synchronized (ledger) {
+            if (getSubscriptions().containsKey(name)) {
+                return;
+            }
+            MessageIdImpl id = (MessageIdImpl) option.getStartMessageId();
+            Position after = PositionFactory.LATEST;
+            if (id != null) {
+                boolean within = id instanceof BatchMessageIdImpl && id.getLedgerId() >= 0 && id.getEntryId() >= 0;
+                after = PositionFactory.create(id.getLedgerId(), id.getEntryId() - (within ? 1 : 0));
+            }
+            ManagedCursor cursor = ledger.newNonDurableCursor(after, name, option.getInitialPosition(),
+                    option.isReadCompacted());
+            getSubscriptions().put(name, new RawSubscription(this, name, cursor,
+                    option.getSubscriptionProperties().orElse(Map.of())));
+        }
+    }
+}

@@ -1,0 +1,50 @@
+package txnbuffer.broker;
+
+import org.apache.bookkeeper.mledger.ManagedLedger;
+import org.apache.pulsar.PulsarVersion;
+import org.apache.pulsar.broker.ServiceConfiguration;
+import org.apache.pulsar.broker.service.BrokerService;
+import org.apache.pulsar.broker.service.Topic;
+import org.apache.pulsar.broker.service.TopicFactory;
+import org.apache.pulsar.broker.service.persistent.PersistentTopic;
+import org.apache.pulsar.common.naming.TopicName;
+
+/**
+ * Makes the topics of a broker. In broker.conf: {@code topicFactoryClassName=txnbuffer.broker.TxnTopicFactory} and
+ * {@code allowOverrideEntryFilters=true}.
+ */
+public final class TxnTopicFactory implements TopicFactory {
+    /** The minor version of Pulsar whose classes this plug-in extends. */
+    static final String BUILT_FOR = "4.0.";
+
+    @Override
+    @SuppressWarnings("unchecked")
+    public <T extends Topic> T create(String name, ManagedLedger ledger, BrokerService broker, Class<T> kind) {
+        TopicName topic = TopicName.get(name);
+        if (kind != PersistentTopic.class || topic.getLocalName().startsWith("__")
+                || topic.getNamespace().startsWith("pulsar/")) {
+            return null; // the broker's own class
+        }
+        String refused = refusal(PulsarVersion.getVersion(), broker.pulsar().getConfiguration());
+        if (refused != null) {
+            throw new IllegalStateException("txnbuffer: no topic is served: " + refused);
+        }
+        return (T) new TxnTopic(name, ledger, broker);
+    }
+
+    /** Why no topic of this broker can be filtered; null if all can. */
+    static String refusal(String version, ServiceConfiguration conf) {
+        if (!version.startsWith(BUILT_FOR)) {
+            return "the broker plug-in was built for Pulsar " + BUILT_FOR + "x, and this is " + version
+                    + ": install the jar for this version, or remove topicFactoryClassName from broker.conf";
+        }
+        if (conf.isTransactionCoordinatorEnabled()) {
+            return "transactionCoordinatorEnabled=true, but Pulsar's own transactions do not go together with the "
+                    + "broker plug-in: set it to false in broker.conf";
+        }
+        if (!conf.isAllowOverrideEntryFilters()) {
+            return "set allowOverrideEntryFilters=true in broker.conf: without it brokers do not ask topics for filters";
+        }
+        return null;
+    }
+}

@@ -1,0 +1,41 @@
+package txnbuffer.broker;
+
+import java.io.IOException;
+import org.apache.bookkeeper.mledger.Entry;
+import org.apache.bookkeeper.mledger.impl.EntryBuffer;
+import org.apache.pulsar.broker.service.Subscription;
+import org.apache.pulsar.broker.service.plugin.EntryFilter;
+import org.apache.pulsar.broker.service.plugin.FilterContext;
+
+/** Hides markers and what did not commit, among what the topic lets dispatchers read. */
+final class VisibleFilter implements EntryFilter {
+    @Override
+    public FilterResult filterEntry(Entry entry, FilterContext context) {
+        Subscription subscription = context.getSubscription();
+        if (subscription instanceof RawSubscription || context.getMsgMetadata() == null
+                || !(subscription.getTopic() instanceof TxnTopic topic) || topic.log().rules() == null) {
+            return FilterResult.ACCEPT;
+        }
+        if (entry.getPosition().compareTo(topic.getMaxReadPosition()) > 0) {
+            return FilterResult.RESCHEDULE; // it was read before the topic was registered or an entry held
+        }
+        try {
+            Packed.Count count = Packed.count(entry.getPosition(), entry.getDataBuffer(), topic.log().rules()::hiddenRows);
+            if (count.visible() == 0 && count.all() > 0) {
+                return FilterResult.REJECT;
+            }
+            if (count.partial()) {
+                EntryBuffer.replace(entry, Packed.rewrite(entry.getPosition(), entry.getDataBuffer(),
+                        context.getMsgMetadata(), topic.log().rules()::hiddenRows));
+            }
+            return FilterResult.ACCEPT;
+        } catch (IOException | RuntimeException error) {
+            topic.log().hold(entry.getPosition(), error);
+            return FilterResult.RESCHEDULE; // the bound is before it now, so it is not read again
+        }
+    }
+
+    @Override
+    public void close() {
+    }
+}
