@@ -281,12 +281,7 @@ class PulsarReader(Handle):
         properties: list[Mapping[str, str] | None] = []
         size, width = 0, Width()
         while len(messages) < limit and size < BATCH_BYTES and not width.full:
-            try:
-                message = self._next(0 if messages else round(wait * 1000))
-            except Error:
-                if not messages:
-                    raise
-                break  # the messages before are good; the next call raises it
+            message = self._next(None if messages else round(wait * 1000))
             if message is None:
                 break
             message_id = message.message_id()
@@ -295,12 +290,11 @@ class PulsarReader(Handle):
                 if messages:
                     self._held = message  # checked by the next call; the messages before are good
                     break
-                try:
-                    if not self._admit(message_id, place):
-                        continue
-                except Error:
-                    self._held = message  # the next call checks it again
-                    raise
+                self._held = message  # if this raises, the next call checks it again
+                admitted = self._admit(message_id, place)
+                self._held = None
+                if not admitted:
+                    continue
             self._last, self._last_id = place, message_id
             if self.compacted and place.batch >= 0 and is_hole(message):
                 continue
@@ -318,19 +312,21 @@ class PulsarReader(Handle):
             self.end(error)
             raise
 
-    def _next(self, milliseconds: int) -> Any | None:
+    def _next(self, milliseconds: int | None) -> Any | None:
+        """The next message, or None if none comes in time; None for the time: after other messages, which are good."""
         held, self._held = self._held, None
         if held is not None:
             return held
         if self._broken:
             self._open_source()
         try:
-            return self._source.next(milliseconds)
+            return self._source.next(milliseconds or 0)
         except Error as error:
-            self._check()  # this process may have closed it
             self._broken = True
-            if not error.retryable:
-                raise
+            if milliseconds is not None:  # else the next call finds it broken, too
+                self._check()  # this process may have closed it
+                if not error.retryable:
+                    raise
             return None
 
     def _may_have_more(self) -> bool:
