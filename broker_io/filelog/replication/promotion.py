@@ -15,6 +15,9 @@ leads to the same cut and the same kind of epoch record.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from broker_io.errors import NotPromotable
 from broker_io.filelog.log.records import Kind, Mark, make_record
 from broker_io.filelog.replication import damage, following, joining
@@ -64,6 +67,30 @@ def on_force(member: PairMember, _event: Event) -> None:
     member.force_until = member.now + 3 * member.settings.terms.ttl
 
 
+class Chance(NamedTuple):
+    """What a read of the lock says of the next epoch: whether the lease has ended, whether this store lets the other
+    one go first because of its damage, and whether an operator forces this one.
+    """
+
+    record: LockRecord
+    ended: bool
+    yields: bool
+    force: bool
+
+
+WAITS: dict[str, Callable[[PairMember, Chance], bool]] = {
+    "for the end of the lease": lambda _, chance: not chance.ended,
+    "for a store without its damage": lambda _, chance: chance.yields and not chance.force,
+    "for the backup to which it has switched": lambda member, chance: (
+        member.now < member.deferred_until and chance.record.live == member.store and not chance.force
+    ),
+    "for the end of a change of its store": lambda member, _: member.busy,
+    "for the sync of its log": lambda member, _: member.log.durable < member.log.index.end.lsn,
+    "for a session": lambda member, _: not member.session.holds_at(member.now, member.settings.terms),
+}
+"""What a store waits for before it claims the next epoch, and whether it does."""
+
+
 def on_lock_read(member: PairMember, event: LockRead) -> None:
     """Claim the next epoch if the lease has ended and this store may be promoted."""
     first = not member.informed
@@ -75,15 +102,11 @@ def on_lock_read(member: PairMember, event: LockRead) -> None:
         return
     if first:
         following.greet(member)
+    record, log = event.view.record, member.log
+    ended = member.watch.ended(event.view.lease, member.read_since, member.now, member.settings.terms)
     force = member.now < member.force_until
-    record, lease = event.view
-    log, terms = member.log, member.settings.terms
-    ended = member.watch.ended(lease, member.read_since, member.now, terms)
-    yields = _yields(member, record, ended=ended)
-    waits = not force and (yields or (member.now < member.deferred_until and record.live == log.store))
-    if not ended or waits or member.busy or log.durable < log.index.end.lsn:
-        return
-    if not member.session.holds_at(member.now, terms):
+    chance = Chance(record, ended, _yields(member, record, ended=ended), force)
+    if any(waits(member, chance) for waits in WAITS.values()):
         return
     # A founder whose record is lost does not know whether the other store was live meanwhile.
     reason = ineligible(record, log, founder=member.settings.founder and not member.record_lost)
