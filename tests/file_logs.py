@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Any
 
 from broker_io.batch import Batch, Message, PlacedMessage
 from broker_io.environment import Environment
 from broker_io.filelog.log.broker import FileBroker, FollowingBroker
+from broker_io.filelog.log.commit import FileTopic, PendingBatch, lone_unit
+from broker_io.filelog.log.log import FileLog
+from broker_io.port import MAX_MESSAGE_BYTES
 from broker_io.position import EARLIEST, Position, Positions
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
 
@@ -55,3 +59,10 @@ def messages(broker: FileBroker | FollowingBroker, topic: str) -> list[Message]:
 
 def segment_paths(world: World) -> list[str]:
     return [path for path in world.disk.files() if path.endswith(".log")]
+
+
+def submit(log: FileLog, topic: FileTopic, batch: Batch) -> Future[Positions]:
+    """Queue a batch for the next flush of an engine."""
+    unit, future = lone_unit(PendingBatch.checked(topic, batch, MAX_MESSAGE_BYTES))
+    log.submit_unit(unit)
+    return future

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from file_logs import DIRECTORY, World, append, messages, numbered
+from file_logs import DIRECTORY, World, append, messages, numbered, submit
 
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed, TooManyFiles
@@ -116,7 +116,7 @@ def test_journal_blocks_reach_their_segment_with_a_descriptor_of_another() -> No
         for topic in "tu":
             broker.create_topic(topic)
         log = broker._log
-        futures = [log.submit(log.topic(topic), Batch.of(numbered(2))) for topic in "tu"]
+        futures = [submit(log, log.topic(topic), Batch.of(numbered(2))) for topic in "tu"]
         disk.refused, disk.times = "topics/2/1-0.log", 1
         log.flush()
         assert [len(future.result(0)) for future in futures] == [2, 2]
@@ -130,7 +130,7 @@ def test_log_that_cannot_write_journal_blocks_to_segments_stops() -> None:
     for topic in "tu":
         broker.create_topic(topic)
     log = broker._log
-    futures = [log.submit(log.topic(topic), Batch.of(numbered(2))) for topic in "tu"]
+    futures = [submit(log, log.topic(topic), Batch.of(numbered(2))) for topic in "tu"]
     disk.refused, disk.times = "topics/2/1-0.log", 9
     log.flush()
     for future in futures:

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from file_logs import submit
 from log_history import STRIDE, check_answers, content_of, open_log
 
 from broker_io.batch import Batch, Labels, Message
 from broker_io.errors import DiskFailed, DiskFull, DiskWatermark, Error
 from broker_io.filelog.log import log as log_module
 from broker_io.filelog.log.broker import FileBroker, FileWriter
+from broker_io.filelog.log.commit import PendingBatch, PendingUnit
 from broker_io.filelog.log.layout import journal_path
 from broker_io.filelog.log.operations import decode_operations
 from broker_io.position import Positions
@@ -143,8 +145,8 @@ def test_a_flush_never_takes_a_part_of_a_unit(monkeypatch: pytest.MonkeyPatch) -
     results: list[object] = []
     for number in range(5):
         unit = [broker._pending((writer, batch(str(number)))) for writer in opened]
-        log.submit_unit(log_module.PendingUnit(unit, results.append))
-        log.submit(opened[0].topic, batch("alone")).add_done_callback(results.append)
+        log.submit_unit(PendingUnit(unit, results.append))
+        submit(log, opened[0].topic, batch("alone")).add_done_callback(results.append)
     taken = [[len(unit.appends) for unit in log.take()] for _ in range(4)]
     assert taken == [[3], [1], [3], [1]]
     assert log.pending_bytes > 0
@@ -161,7 +163,7 @@ def test_units_up_to_the_limit_share_a_flush() -> None:
     log, opened = broker._log, writers(broker)
     for number in range(5):
         unit = [broker._pending((each, batch(str(number)))) for each in opened]
-        log.submit_unit(log_module.PendingUnit(unit, lambda _: None))
+        log.submit_unit(PendingUnit(unit, lambda _: None))
     end = log.journal.end.lsn
     log.flush()
     assert log.journal.end.lsn == end + 1
@@ -200,10 +202,10 @@ def test_a_batch_that_cannot_be_encoded_fails_its_unit_alone() -> None:
     broken = Batch(batch("y").keys, batch("y").values, {"n": column})
     whole = [broker._pending((writer, batch("x"))) for writer in opened]
     results: list[Any] = []
-    log.submit_unit(log_module.PendingUnit(whole[:1], results.append))
-    unit = [*whole[1:2], log_module.PendingBatch(opened[2].topic, broken, 1, 1, None)]
-    log.submit_unit(log_module.PendingUnit(unit, results.append))
-    third = log.submit(opened[1].topic, batch("z"))
+    log.submit_unit(PendingUnit(whole[:1], results.append))
+    unit = [*whole[1:2], PendingBatch(opened[2].topic, broken, 1, 1, None)]
+    log.submit_unit(PendingUnit(unit, results.append))
+    third = submit(log, opened[1].topic, batch("z"))
     log.flush()
     failure, (positions,) = results  # the broken one fails when its blocks are made
     assert isinstance(failure, UnicodeEncodeError)
@@ -255,7 +257,7 @@ def test_a_unit_of_one_topic_costs_few_calls(tmp_path: Path, rows: int) -> None:
         calls[name] += event == "call" and not name.endswith("comp>")  # later versions of Python make no call for these
 
     for _ in range(3):  # the first ones open files
-        unit = log_module.PendingUnit([broker._pending((writer, marked))], results.append)
+        unit = PendingUnit([broker._pending((writer, marked))], results.append)
         calls.clear()
         sys.setprofile(count)
         try:

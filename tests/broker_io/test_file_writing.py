@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from file_logs import DIRECTORY, World, append, messages, numbered, rows
+from file_logs import DIRECTORY, World, append, messages, numbered, rows, submit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,7 +92,7 @@ def test_merged_and_split_appends_are_read_as_written(sizes: list[int], block_by
         log = broker._log
         futures, start = [], 0
         for size in sizes:
-            futures.append(log.submit(log.topic("t"), Batch.of(numbered(size, start))))
+            futures.append(submit(log, log.topic("t"), Batch.of(numbered(size, start))))
             start += size
         log.flush()
         positions = [position for future in futures for position in future.result(0)]
@@ -107,7 +107,7 @@ def test_properties_of_one_append_add_no_columns_to_many_others() -> None:
         wide = Message(None, b"", {f"name-{number}": "x" for number in range(900)})
         narrow = [Message(None, b"%d" % number) for number in range(4000)]
         for batch in ([wide], narrow, narrow[:9], [wide], narrow):
-            log.submit(log.topic("t"), Batch.of(batch))
+            submit(log, log.topic("t"), Batch.of(batch))
         log.flush()
         assert messages(broker, "t") == [wide, *narrow, *narrow[:9], wide, *narrow]
         (ledger,) = broker.ledgers("t")
@@ -120,7 +120,7 @@ def test_pending_appends_of_all_topics_share_one_sync() -> None:
         log: FileLog = broker._log
         for topic in ("t", "u", "v"):
             broker.create_topic(topic)
-        futures = [log.submit(log.topic("tuv"[number % 3]), Batch.of(numbered(1, number))) for number in range(90)]
+        futures = [submit(log, log.topic("tuv"[number % 3]), Batch.of(numbered(1, number))) for number in range(90)]
         before = len(world.disk.history)
         log.flush()
         done = world.disk.history[before:]
@@ -185,7 +185,7 @@ def test_written_appends_are_no_longer_pending() -> None:
         log = broker._log
         for count in (1, 7, 300):
             for number in range(count):
-                log.submit(log.topic("t"), Batch.of(numbered(1, number)))
+                submit(log, log.topic("t"), Batch.of(numbered(1, number)))
                 assert log.pending_bytes > 1000 * (number + 1)
             log.flush()
             assert log.pending_bytes == 0

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
+from file_logs import submit
+
 from broker_io.batch import Batch, Message
 from broker_io.block import move_block, parse_header
 from broker_io.environment import Environment, read_file
@@ -167,7 +169,7 @@ class Live(Member):
 
     def append(self, topic: str, *messages: bytes) -> Positions:
         log = self.store.log
-        future = log.submit(log.topic(topic), Batch.of([Message(b"k", message) for message in messages]))
+        future = submit(log, log.topic(topic), Batch.of([Message(b"k", message) for message in messages]))
         log.flush()
         return future.result(0)
 

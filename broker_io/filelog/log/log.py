@@ -15,13 +15,11 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from broker_io.batch import Batch
 from broker_io.environment import Environment
 from broker_io.errors import (
     AppendUnknown,
@@ -40,13 +38,11 @@ from broker_io.filelog.log import layout
 from broker_io.filelog.log.commit import (
     FileTopic,
     LedgerCommit,
-    PendingBatch,
     PendingUnit,
     Replicator,
     Watermark,
     admitted,
     fail_units,
-    lone_unit,
     plan_commits,
 )
 from broker_io.filelog.log.damage import DamageRecord
@@ -79,7 +75,6 @@ from broker_io.filelog.log.operations import (
 from broker_io.filelog.log.records import FOUNDED_EMPTY, START, Mark, Store
 from broker_io.filelog.log.redo import LogPlan, grown_ledger, planned
 from broker_io.filelog.log.segment import Segment
-from broker_io.position import Positions
 
 FLUSH_BYTES = 16 * MIB
 """Bytes of appends in one flush, at most, approximately."""
@@ -457,13 +452,6 @@ class FileLog:
             self.journal.cut(lsn)
 
     # --- appends ---
-
-    def submit(self, topic: FileTopic, batch: Batch) -> Future[Positions]:
-        """Queue a batch for the next flush. Raises MessageTooLarge or InvalidMessage."""
-        append = PendingBatch.checked(topic, batch, self._options.max_message_bytes)
-        unit, future = lone_unit(append)
-        self.submit_unit(unit)
-        return future
 
     def submit_unit(self, unit: PendingUnit) -> None:
         """Queue a unit, whose batches are checked, for the next flush."""
