@@ -11,13 +11,14 @@ from contextlib import closing
 
 import xxhash
 
-from broker_io.environment import Environment, Thread
+from broker_io.environment import Environment
 from broker_io.errors import Damaged, PeerError, TopicNotFound, as_error, disk_error
 from broker_io.filelog.log import layout
 from broker_io.filelog.log.backup import CHUNK_BYTES
 from broker_io.filelog.log.layout import PreparedFile
 from broker_io.filelog.log.segment import file_digest
 from broker_io.filelog.pair.copying import name_of
+from broker_io.filelog.pair.tasks import WorkThread
 from broker_io.filelog.replication.messages import RewriteFinished
 
 RETRY_SECONDS = 0.5
@@ -30,7 +31,7 @@ def rewrite_of(files: Sequence[PreparedFile]) -> RewriteFinished:
     return RewriteFinished(files[0].number, sum(file.bytes for file in files), digest)
 
 
-class PreparedFiles:
+class PreparedFiles(WorkThread):
     """Fetches prepared files in a thread, which exists only while some are missing.
 
     `fetch` returns bytes of a file of the peer; `finished` learns what is complete, `failed` of an error of the disk.
@@ -44,16 +45,13 @@ class PreparedFiles:
         finished: Callable[[RewriteFinished], None],
         failed: Callable[[Exception], None],
     ) -> None:
+        super().__init__(environment.threads, f"prepare {directory}")
         self._disk = environment.disk
-        self._threads = environment.threads
         self._directory = directory
         self._fetch, self._finished, self._failed = fetch, finished, failed
-        self._changed = environment.threads.condition()
         self._wanted: dict[int, list[PreparedFile]] = {}
         self._complete: set[int] = set()
         self._working = environment.threads.lock()
-        self._thread: Thread | None = None
-        self._closed = False
 
     def update(self, prepared: Sequence[PreparedFile]) -> None:
         """These are all files that are prepared; those that are new are fetched, unless they are here."""
@@ -62,9 +60,8 @@ class PreparedFiles:
             for file in prepared:
                 self._wanted.setdefault(file.number, []).append(file)
             self._complete &= self._wanted.keys()
-            if self._thread is None and not self._complete.issuperset(self._wanted) and not self._closed:
-                self._thread = self._threads.thread(self._work, name=f"prepare {self._directory}", daemon=True)
-                self._thread.start()
+            if not self._complete.issuperset(self._wanted):
+                self._wake()
             self._changed.notify_all()
 
     def forget(self) -> None:
@@ -140,12 +137,3 @@ class PreparedFiles:
                 with self._changed:
                     self._thread = None
                 return
-
-    def close(self) -> None:
-        """End the thread, after the bytes that it waits for."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
-            thread.join()

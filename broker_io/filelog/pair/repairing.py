@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker_io.environment import Environment, Thread
+from broker_io.environment import Environment
 from broker_io.errors import Error, as_error, disk_error
 from broker_io.filelog.log import layout
 from broker_io.filelog.log.damage import DamagedSegment
 from broker_io.filelog.log.repair import discard_fetched, fetch_segment, is_whole
 from broker_io.filelog.pair.copying import name_of
 from broker_io.filelog.pair.store import DirectoryStore
+from broker_io.filelog.pair.tasks import WorkThread
 from broker_io.filelog.replication.messages import DamageNoted
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 """Seconds until all that is damaged is tried again: twice as long each time that a repair failed."""
 
 
-class Repairer:
+class Repairer(WorkThread):
     """Repairs files in a thread, which exists only while some are damaged.
 
     `fetch` returns bytes of a file of the peer. `compared` gives a number that changes with the link, and None while
@@ -37,23 +38,18 @@ class Repairer:
         compared: Callable[[], int | None],
         noted: Callable[[DamageNoted], object],
     ) -> None:
+        super().__init__(environment.threads, f"repair {store.directory}")
         self.problem = ""
         self._disk = environment.disk
-        self._threads = environment.threads
         self._store = store
         self._fetch, self._compared, self._noted = fetch, compared, noted
-        self._changed = environment.threads.condition()
-        self._thread: Thread | None = None
-        self._woken = self._closed = False
+        self._woken = False
 
     def wake(self) -> None:
         """Damage was found, or repaired; returns at once, in any thread."""
         with self._changed:
             self._woken = True
-            if self._thread is None and not self._closed:
-                self._thread = self._threads.thread(self._work, name=f"repair {self._store.directory}", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._wake()
 
     def _work(self) -> None:
         failures = 0
@@ -104,12 +100,3 @@ class Repairer:
             discard_fetched(disk, fetched)
             raise Error("the link to the other member has ended meanwhile")
         store.mend(log, segment, fetched)
-
-    def close(self) -> None:
-        """End the thread, after the bytes that it waits for."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
-            thread.join()

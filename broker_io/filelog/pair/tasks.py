@@ -9,11 +9,12 @@ answer.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from broker_io.environment import Mutex, Threads
+from broker_io.environment import Mutex, Thread, Threads
 from broker_io.errors import Damaged, DiskFailed, DiskFull, LockUnavailable, TooManyFiles
 from broker_io.filelog.log.records import LogRecord, Mark, Store
 from broker_io.filelog.pair.port import CopyChunk, CopyReceiver, PairLock, PairStore
@@ -116,6 +117,35 @@ class TaskQueue(Generic[T]):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+
+class WorkThread(ABC):
+    """A thread that exists only while there is work; `_work` sets `_thread` to None, under `_changed`, when it ends."""
+
+    def __init__(self, threads: Threads, name: str) -> None:
+        self._threads, self._name = threads, name
+        self._changed = threads.condition()
+        self._thread: Thread | None = None
+        self._closed = False
+
+    @abstractmethod
+    def _work(self) -> None: ...
+
+    def _wake(self) -> None:
+        """There is work; the caller holds `_changed`."""
+        if self._thread is None and not self._closed:
+            self._thread = self._threads.thread(self._work, name=self._name, daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread, after the bytes that it waits for."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
 
 class JournalTasks:
