@@ -21,6 +21,7 @@ PAGES = [
 ]
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "_pb2" not in path.name)
 OTHER_TEXTS = [path for part in ("examples", "docker") for path in sorted((ROOT / part).iterdir()) if path.is_file()]
+PLUG_IN = sorted((ROOT / "broker_plugin" / "java").rglob("*.java"))
 MESSAGES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.proto"))
 
 EXTRA = re.compile(r"txnbuffer\[([\w,-]+)\]")
@@ -153,7 +154,7 @@ def test_commands_and_options_that_are_named_exist() -> None:
 
 
 def test_errors_and_classes_that_are_named_exist() -> None:
-    words = {word for _, text in texts(*SOURCES, *MESSAGES) for word in re.findall(r"\w+", text)}
+    words = {word for _, text in texts(*SOURCES, *MESSAGES, *PLUG_IN) for word in re.findall(r"\w+", text)}
     found = named(CAPITALS, *PAGES)
     assert {"LogRestored", "NotVisible"} <= set(found)
     assert {each: place for each, place in found.items() if each not in words | FOREIGN_NAMES} == {}

@@ -81,7 +81,7 @@ final class RawSubscription extends PersistentSubscription {
         });
     }
 
-    /** The broker asks a consumer's topic where it ends, and does not say who asked. */
+    /** ServerCnx asks a consumer's topic where it ends, and does not say who asked. */
     @Override
     public Topic getTopic() {
         if (TxnTopic.calledBy("handleGetLastMessageId")) {

@@ -135,7 +135,7 @@ final class TxnTopic extends PersistentTopic {
         }
     }
 
-    /** The broker answers with the number of messages that the last entry has in the log: show it the rewritten one. */
+    /** ServerCnx answers with the number of messages that the last entry has in the log: show it the rewritten one. */
     @Override
     public ManagedLedger getManagedLedger() {
         Last known = last;
