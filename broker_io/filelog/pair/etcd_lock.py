@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import urllib.parse
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -193,16 +194,10 @@ class EtcdLock(Resource):
             done, seen = self._change({key: seen.revision_of(store)}, key, str(number).encode(), number)
             if done:
                 if former is not None:
-                    self._revoke(former)
+                    with suppress(LockUnavailable):  # then its lease ends by itself
+                        self.end_session(former)
                 return number
         raise LockUnavailable(f"{self._members}: other processes use store {store.hex()}: end them")
-
-    def _revoke(self, session: int) -> None:
-        """End the lease of a session whose key another one has, so that etcd need not keep it."""
-        try:
-            self.end_session(session)
-        except LockUnavailable:
-            return  # it ends by itself
 
     def _key(self, store: Store) -> bytes:
         return self._sessions + store.hex().encode()
