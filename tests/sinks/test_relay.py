@@ -413,6 +413,35 @@ def test_owners_that_write_nothing_are_no_branch(source: Source, far: MemoryBrok
     assert versions[0] == versions[1] != versions[2]
 
 
+def test_an_owner_that_takes_over_while_a_relay_opens_is_no_branch(
+    source: Source, far: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay looks at the versions before its reader opens, and so did not know the one of the new records."""
+
+    def take_over() -> None:
+        source.manager.close()
+        source.manager = LogOwner(source.cluster.connect())
+        source.manager.recover(f"owner {next(source.numbers)}")
+        source.log.epoch += 1
+
+    def take_over_after(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        found = loaded(*arguments)
+        take_over()
+        source.commit("b")
+        source.manager.snapshot(T)
+        return found
+
+    source.commit("a")
+    loaded = relaying.load
+    monkeypatch.setattr(relaying, "load", take_over_after)
+    source.relay(owned(far)).run(follow=False)
+    take_over()
+    source.commit("c")
+    source.relay(owned(far)).run(follow=False)
+    assert values(far) == [b"a", b"b", b"c"]
+
+
 def test_seqnos_that_do_not_ascend_are_an_error(source: Source, far: MemoryBroker) -> None:
     source.commit("a", "b")
     source.relay(owned(far)).run(follow=False)

@@ -155,15 +155,20 @@ class RelayProgress:
 
 
 class _Origin(NamedTuple):
-    """The topic that is relayed, and the versions of its history; None while it has had no transactions."""
+    """The topic that is relayed, and the versions of its history; None while it has had no transactions.
+
+    `epochs`: of the coordinators that had written markers then.
+    """
 
     topic: str
     incarnation: str
     failover: FailoverLog | None
+    epochs: tuple[int, ...]
 
     @classmethod
     def of(cls, topic: str, loaded: LoadedTopic) -> _Origin:
-        return cls(topic, loaded.incarnation, loaded.failover if loaded.registered else None)
+        epochs = tuple(state.epoch for state in loaded.buffer.coordinators.values())
+        return cls(topic, loaded.incarnation, loaded.failover if loaded.registered else None, epochs)
 
     def by_version(self, batch: RecordBatch) -> Iterator[tuple[RelaySource, RecordBatch]]:
         """The records of each version of the history.
@@ -330,7 +335,7 @@ class Relay:
         self, broker: Broker, reader: CommittedReader, resume: _ResumePoint, batches: Iterable[RecordBatch]
     ) -> Iterator[tuple[RelaySource, RecordBatch]]:
         """The records to relay, each piece of one version. Raises MutationsTrimmed or SeqnoGap if some are missing."""
-        after, origin, epochs = resume.after, resume.origin, reader.epochs
+        after, origin, epochs = resume.after, resume.origin, resume.origin.epochs  # the reader may have opened later
         for batch in batches:
             if resume.start == "beginning" and resume.after and batch.seqnos is not None:
                 batch = batch.take(slice(int(np.searchsorted(batch.seqnos, resume.after, side="right")), None))
