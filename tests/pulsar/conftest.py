@@ -16,6 +16,7 @@ from broker_io import open_broker
 from broker_io.port import Broker
 from broker_io.pulsar import reader as reader_module
 from broker_io.standalone import Standalone, ask
+from broker_plugin.build import build
 
 HERE = Path(__file__).parent
 SMALL_BYTES = 64 * 1024
@@ -47,6 +48,12 @@ WAIT_SECONDS = 30.0
 def patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let readers reach the end of a topic even if the cluster stalls for some seconds."""
     monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", WAIT_SECONDS)
+
+
+@pytest.fixture(scope="session")
+def plug_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The jar of the broker plug-in."""
+    return build(tmp_path_factory.mktemp("plugin") / "txnbuffer-broker.jar")
 
 
 @pytest.fixture(scope="session")

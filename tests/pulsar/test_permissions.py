@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+import os
 import threading
 import urllib.error
 import urllib.parse
@@ -15,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pulsar
 import pytest
 from certificates import Authority
 from pulsar_cluster import Cluster
@@ -22,7 +24,7 @@ from pyspark.testing import assertDataFrameEqual
 from service_process import ServiceProcess
 
 from broker_io import open_broker
-from broker_io.errors import Error, NotAuthorized, ServiceUnavailable
+from broker_io.errors import ClusterRefused, Error, NotAuthorized, ServiceUnavailable
 from broker_io.port import AnnotatedBroker, Broker
 from broker_io.standalone import Standalone, ask
 from snapshots.format import SNAPSHOT_TOPIC
@@ -66,6 +68,9 @@ SETTINGS = [
     f"anonymousUserRole={SUPER}",
     "brokerClientAuthenticationPlugin=org.apache.pulsar.client.impl.auth.AuthenticationToken",
     f"brokerClientAuthenticationParameters=token:{token(SUPER)}",
+    "topicFactoryClassName=txnbuffer.broker.TxnTopicFactory",
+    "allowOverrideEntryFilters=true",
+    f"txnbufferRawRoles=service,app,reader, {SUPER}",
 ]
 
 
@@ -96,7 +101,7 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(cluster: Cluster, plug_in: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     directory = tmp_path_factory.mktemp("secrets")
     authority, stranger = Authority(directory, "authority"), Authority(directory, "stranger")
     certificate, key = authority.sign("broker")
@@ -107,7 +112,7 @@ def place(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     }
     certificate, key = authority.sign("app")
     trust = str(authority.trust)
-    with cluster.private_standalone(SETTINGS, files) as broker:
+    with cluster.private_standalone(SETTINGS, files, plug_in) as broker:
         grant(broker)
         address, tls_address = f"{broker.url}/{NAMESPACE}", f"{broker.tls_url}/{NAMESPACE}"
         config = directory / "service.toml"
@@ -129,7 +134,7 @@ def grant(broker: Standalone) -> None:
     clusters = ask(broker.admin, "clusters")
     ask(broker.admin, f"tenants/{TENANT}", "PUT", {"adminRoles": ["service"], "allowedClusters": clusters})
     ask(broker.admin, f"namespaces/{NAMESPACE}", "PUT", {})
-    for role in ("app", "reader"):
+    for role in ("app", "reader", "plain"):
         ask(broker.admin, f"namespaces/{NAMESPACE}/permissions/{role}", "POST", ["consume"])
     ask(broker.admin, f"persistent/{NAMESPACE}/orders", "PUT", {})  # permissions require an existing topic
     ask(broker.admin, f"persistent/{NAMESPACE}/orders/permissions/app", "POST", ["produce"])
@@ -169,6 +174,20 @@ def test_reader_requires_consume_on_the_namespace(place: Place) -> None:
             assert reader.read(timeout=SECONDS) is not None
         with pytest.raises(NotAuthorized, match="may not open a writer of topic 'orders'"):
             broker.writer("orders")
+
+
+def test_roles_that_may_read_what_is_not_committed_are_listed_for_the_plug_in(place: Place) -> None:
+    with place.open("plain") as broker, pytest.raises(ClusterRefused, match="NotAllowed"):
+        CommittedReader(broker, "orders")
+    client = pulsar.Client(
+        place.address.rpartition("/acme/")[0], authentication=pulsar.AuthenticationToken(token("plain")),
+        logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+    )  # fmt: skip
+    consumer = client.subscribe(
+        f"persistent://{NAMESPACE}/orders", "plain", initial_position=pulsar.InitialPosition.Earliest
+    )
+    assert consumer.receive(round(1000 * SECONDS)).data() == b"1"
+    client.close()
 
 
 def test_applications_cannot_write_to_internal_topics(place: Place) -> None:

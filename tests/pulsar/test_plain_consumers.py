@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -17,7 +18,6 @@ from pulsar_cluster import Cluster
 from service_process import ServiceProcess, kept_port
 
 from broker_io.standalone import Standalone, ask
-from broker_plugin.build import build
 from txnbuffer import Client, connect
 
 SETTINGS = ["topicFactoryClassName=txnbuffer.broker.TxnTopicFactory", "allowOverrideEntryFilters=true"]
@@ -31,10 +31,9 @@ Pair = tuple[bytes | None, bytes]
 
 
 @pytest.fixture(scope="module")
-def broker(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+def broker(cluster: Cluster, plug_in: Path) -> Iterator[Standalone]:
     """A broker with the plug-in."""
-    jar = build(tmp_path_factory.mktemp("plugin") / "txnbuffer-broker.jar")
-    with cluster.private_standalone(SETTINGS, jar=jar) as started:
+    with cluster.private_standalone(SETTINGS, jar=plug_in) as started:
         yield started
 
 
@@ -326,6 +325,49 @@ async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LONG
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline
+
+
+async def test_partitions_have_what_committed_readers_get(world: World) -> None:
+    await asyncio.to_thread(ask, world.broker.admin, f"persistent/{world.namespace}/parts/partitions", "PUT", 3)
+    async with world.client() as client:
+        await write(client, "parts", 3, 1)
+        wanted = await committed(client, "parts")
+        got = await asyncio.to_thread(Plain(world, "parts", "Exclusive").read, len(wanted))
+        assert by_key(got) == by_key(wanted)
+
+
+@pytest.mark.parametrize("kind", ["Shared", "Exclusive"])
+async def test_negative_acknowledgements_bring_the_same_messages_again(world: World, kind: str) -> None:
+    topic = f"nacked-{kind}"
+    async with world.client() as client:
+        await write(client, topic, 3, 2)
+        wanted = values(await committed(client, topic))
+    consumer = world.pulsar.subscribe(
+        world.topic(topic), "nacked", consumer_type=getattr(pulsar.ConsumerType, kind),
+        initial_position=pulsar.InitialPosition.Earliest, negative_ack_redelivery_delay_ms=100,
+    )  # fmt: skip
+    assert set(await asyncio.to_thread(acknowledge, consumer, set(wanted[::3]), len(wanted))) == set(wanted)
+    stats = f"persistent/{world.namespace}/{topic}/stats"
+    await until(lambda: ask(world.broker.admin, stats)["subscriptions"]["nacked"]["msgBacklog"] == 0)
+    consumer.close()
+
+
+def acknowledge(consumer: pulsar.Consumer, first_refused: set[bytes], count: int) -> list[bytes]:
+    """Acknowledge all messages, some of them negatively at first; the values of all that came."""
+    came: list[bytes] = []
+    while True:
+        try:
+            message = consumer.receive(2000)
+        except pulsar.Timeout:
+            if len(set(came)) >= count:
+                return came
+            continue
+        value = bytes(message.data())
+        if value in first_refused and value not in came:
+            consumer.negative_acknowledge(message)
+        else:
+            consumer.acknowledge(message)
+        came.append(value)
 
 
 async def test_difference_without_the_plug_in(cluster: Cluster) -> None:
