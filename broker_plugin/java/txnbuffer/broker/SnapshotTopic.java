@@ -1,7 +1,10 @@
 package txnbuffer.broker;
 
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionException;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Pattern;
@@ -77,8 +80,61 @@ final class SnapshotTopic {
         return found;
     }
 
+    /** A topic that wants to know, and the messages of the partition that are its own. */
+    private record Question(Snapshot snapshot, String incarnation, CompletableFuture<Found> answer) {
+        void put(Message<byte[]> message) {
+            byte[] value = message.getData();
+            boolean empty = value == null || value.length == 0;
+            snapshot.put(message.getKey(), message.getProperties(), empty ? null : value);
+        }
+
+        void end(Throwable error) {
+            if (error != null) {
+                answer.completeExceptionally(error);
+                return;
+            }
+            try {
+                answer.complete(snapshot.read(incarnation));
+            } catch (Snapshot.Refused | RuntimeException failure) {
+                answer.completeExceptionally(failure);
+            }
+        }
+    }
+
+    /** By partition, those that wait for the scan that begins when the present one ends; no list if there is none. */
+    private static final Map<String, List<Question>> SCANS = new HashMap<>();
+
     private CompletableFuture<Found> scan(String partition, String incarnation) {
-        Snapshot snapshot = new Snapshot(name());
+        Question question = new Question(new Snapshot(name()), incarnation, new CompletableFuture<>());
+        synchronized (SCANS) {
+            List<Question> waiting = SCANS.get(partition);
+            if (waiting != null) {
+                waiting.add(question);
+                return question.answer;
+            }
+            SCANS.put(partition, new ArrayList<>());
+        }
+        scan(partition, List.of(question));
+        return question.answer;
+    }
+
+    /** Read a partition once for all topics that were loaded meanwhile. */
+    private void scan(String partition, List<Question> questions) {
+        read(partition, questions).whenCompleteAsync((nothing, error) -> {
+            questions.forEach(question -> question.end(error));
+            List<Question> waiting;
+            synchronized (SCANS) {
+                waiting = SCANS.remove(partition);
+                if (waiting.isEmpty()) {
+                    return;
+                }
+                SCANS.put(partition, new ArrayList<>());
+            }
+            scan(partition, waiting);
+        }, executor);
+    }
+
+    private CompletableFuture<Void> read(String partition, List<Question> questions) {
         CompletableFuture<Reader<byte[]>> opened;
         try {
             opened = broker.pulsar().getClient().newReader().topic(partition).startMessageId(MessageId.earliest)
@@ -87,32 +143,23 @@ final class SnapshotTopic {
             return CompletableFuture.failedFuture(error);
         }
         return opened.thenCompose(reader -> {
-            CompletableFuture<Found> done = new CompletableFuture<>();
-            next(reader, snapshot, done, incarnation);
-            return done.orTimeout(SECONDS, TimeUnit.SECONDS).whenComplete((found, error) -> reader.closeAsync());
-        });
+            CompletableFuture<Void> done = new CompletableFuture<>();
+            next(reader, questions, done);
+            return done.orTimeout(SECONDS, TimeUnit.SECONDS).whenComplete((nothing, error) -> reader.closeAsync());
+        }).orTimeout(2 * SECONDS, TimeUnit.SECONDS); // opening may never end
     }
 
-    private void next(Reader<byte[]> reader, Snapshot snapshot, CompletableFuture<Found> done, String incarnation) {
+    private void next(Reader<byte[]> reader, List<Question> questions, CompletableFuture<Void> done) {
         reader.hasMessageAvailableAsync().thenComposeAsync(more -> more ? reader.readNextAsync()
                 : CompletableFuture.completedFuture(null), executor).whenCompleteAsync((message, error) -> {
-            try {
-                if (error != null) {
-                    done.completeExceptionally(error);
-                } else if (message == null) {
-                    done.complete(snapshot.read(incarnation));
-                } else if (!done.isDone()) {
-                    put(snapshot, message);
-                    next(reader, snapshot, done, incarnation);
-                }
-            } catch (Snapshot.Refused | RuntimeException failure) {
-                done.completeExceptionally(new CompletionException(failure));
+            if (error != null) {
+                done.completeExceptionally(error);
+            } else if (message == null) {
+                done.complete(null);
+            } else if (!done.isDone()) {
+                questions.forEach(question -> question.put(message));
+                next(reader, questions, done);
             }
         }, executor);
-    }
-
-    private static void put(Snapshot snapshot, Message<byte[]> message) {
-        byte[] value = message.getData();
-        snapshot.put(message.getKey(), message.getProperties(), value == null || value.length == 0 ? null : value);
     }
 }
