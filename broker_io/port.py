@@ -389,6 +389,22 @@ class ReloadingBroker(Protocol):
         """
 
 
+class BrokerPlugIn(NamedTuple):
+    """A broker of a cluster, and the settings that it lacks to show plain consumers only what committed."""
+
+    broker: str
+    version: str
+    missing: tuple[str, ...]
+
+
+@runtime_checkable
+class PlugInBroker(Protocol):
+    """A cluster whose brokers may have a plug-in that shows plain consumers only what committed."""
+
+    def plug_ins(self) -> list[BrokerPlugIn]:
+        """All active brokers. Raises NotAuthorized if only others may ask."""
+
+
 @runtime_checkable
 class BulkBroker(Protocol):
     """A broker that creates many topics for about the cost of one."""

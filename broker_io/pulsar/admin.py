@@ -65,6 +65,10 @@ class AdminClient:
         self._bearer = Bearer(credentials)
         self._pools = PoolManager(maxsize=MOST_KEPT, ssl_context=credentials.tls_context())
 
+    def at(self, url: str) -> AdminClient:
+        """A client of the same cluster at another broker, with the same credentials."""
+        return AdminClient(url, self._credentials, self._retry)
+
     def ask(self, method: str, path: str, body: Any = None, *, retry: bool = True) -> Any:
         """The decoded answer, None if it is empty. `path` follows `/admin/v2/`.
 

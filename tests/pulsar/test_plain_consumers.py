@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pulsar
 import pytest
+from commands import txnbuf
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess, kept_port
 
@@ -368,6 +370,20 @@ def acknowledge(consumer: pulsar.Consumer, first_refused: set[bytes], count: int
         else:
             consumer.acknowledge(message)
         came.append(value)
+
+
+def test_command_tells_which_brokers_have_the_plug_in(broker: Standalone, cluster: Cluster) -> None:
+    found = txnbuf("plugin", "check", broker.url, "--set", f"pulsar.admin_url={broker.admin}", "--output", "json")
+    assert (found.returncode, json.loads(found.stdout)[0]["missing"]) == (0, "")
+    found = txnbuf("plugin", "check", cluster.url, "--set", f"pulsar.admin_url={cluster.admin}", "--output", "json")
+    assert found.returncode == 1
+    assert "topicFactoryClassName=txnbuffer.broker.TxnTopicFactory" in json.loads(found.stdout)[0]["missing"]
+
+
+def test_command_about_brokers_needs_a_cluster(tmp_path: Path) -> None:
+    found = txnbuf("plugin", "check", "memory:")
+    assert found.returncode == 2
+    assert "is not a Pulsar cluster" in found.stderr
 
 
 async def test_difference_without_the_plug_in(cluster: Cluster) -> None:
