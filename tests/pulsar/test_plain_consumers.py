@@ -23,6 +23,8 @@ from broker_io.standalone import Standalone, ask
 from txnbuffer import Client, connect
 
 SETTINGS = ["topicFactoryClassName=txnbuffer.broker.TxnTopicFactory", "allowOverrideEntryFilters=true"]
+ENTRIES = "brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor"
+"""With this setting entries have data of the broker before them, as with some features of Pulsar."""
 ERROR = pulsar.LoggerLevel.Error
 LONG = 60.0
 QUIET = 0.5
@@ -35,7 +37,7 @@ Pair = tuple[bytes | None, bytes]
 @pytest.fixture(scope="module")
 def broker(cluster: Cluster, plug_in: Path) -> Iterator[Standalone]:
     """A broker with the plug-in."""
-    with cluster.private_standalone(SETTINGS, jar=plug_in) as started:
+    with cluster.private_standalone([*SETTINGS, ENTRIES], jar=plug_in) as started:
         yield started
 
 

@@ -103,6 +103,7 @@ final class TopicLog {
 
     synchronized void close() {
         closed = true;
+        loaded.completeExceptionally(new IllegalStateException("topic " + name + " was closed"));
     }
 
     /** An entry was stored; called before readers are woken. */
@@ -110,23 +111,30 @@ final class TopicLog {
         if (!live || at.compareTo(applied) <= 0) {
             return; // it was read already, or will be
         }
-        if (rules == null) {
-            if (isMarked()) {
+        try {
+            if (rules != null) {
+                pass(at, data);
+            } else if (isMarked()) {
                 load();
             } else {
                 applied = at;
                 bound = at;
             }
-            return;
+        } catch (RuntimeException error) { // the entry is stored, whatever happens here
+            live = false;
+            again("its log cannot be read", error, rules == null ? this::load : this::read);
         }
+    }
+
+    private void pass(Position at, ByteBuf data) {
         boolean follows = at.getLedgerId() == applied.getLedgerId() ? at.getEntryId() == applied.getEntryId() + 1
                 : ledger.getPreviousPosition(at).equals(applied);
-        if (!follows) {
+        if (follows) {
+            apply(at, data);
+            publish();
+        } else {
             read();
-            return;
         }
-        apply(at, data);
-        publish();
     }
 
     private void apply(Position at, ByteBuf data) {

@@ -13,11 +13,14 @@ final class VisibleFilter implements EntryFilter {
     public FilterResult filterEntry(Entry entry, FilterContext context) {
         Subscription subscription = context.getSubscription();
         if (subscription instanceof RawSubscription || context.getMsgMetadata() == null
-                || !(subscription.getTopic() instanceof TxnTopic topic) || topic.log().rules() == null) {
+                || !(subscription.getTopic() instanceof TxnTopic topic)) {
             return FilterResult.ACCEPT;
         }
         if (entry.getPosition().compareTo(topic.getMaxReadPosition()) > 0) {
-            return FilterResult.RESCHEDULE; // it was read before the topic was registered or an entry held
+            return FilterResult.RESCHEDULE; // it was read before, and is due again while the log is read anew
+        }
+        if (topic.log().rules() == null) {
+            return FilterResult.ACCEPT;
         }
         try {
             Packed.Count count = Packed.count(entry.getPosition(), entry.getDataBuffer(), topic.log().rules()::hiddenRows);
