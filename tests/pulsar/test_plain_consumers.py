@@ -16,6 +16,7 @@ from typing import Any
 import pulsar
 import pytest
 from commands import txnbuf
+from foreign_consumers import ForeignConsumers, java_command
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess, kept_port
 
@@ -386,6 +387,30 @@ def test_command_about_brokers_needs_a_cluster(tmp_path: Path) -> None:
     found = txnbuf("plugin", "check", "memory:")
     assert found.returncode == 2
     assert "is not a Pulsar cluster" in found.stderr
+
+
+async def test_consumers_of_the_java_client_get_what_committed_readers_get(world: World) -> None:
+    async with world.client() as client:
+        await client.send("java", b"first")
+        with ForeignConsumers(await asyncio.to_thread(java_command), world.broker.url, world.topic("java")) as java:
+            await write(client, "java", 3, 1)
+            kept, gone = await client.transaction(timeout=120).begin(), await client.transaction(timeout=120).begin()
+            sends = [txn.send("java", b"open-%d" % number) for number in range(5) for txn in (kept, gone)]
+            await asyncio.gather(*sends, client.send("java", b"behind"))
+            await compare_foreign(java, await committed(client, "java"))
+            await gone.abort()
+            await kept.commit()
+            await compare_foreign(java, await committed(client, "java"))
+
+
+async def compare_foreign(foreign: ForeignConsumers, wanted: list[Pair]) -> None:
+    await until(lambda: foreign.have(len(wanted)))
+    await asyncio.sleep(QUIET)
+    for kind, got in foreign.got.items():
+        if kind == "Key_Shared":
+            assert by_key(got) == by_key(wanted)
+        else:
+            assert got == wanted, kind
 
 
 async def test_difference_without_the_plug_in(cluster: Cluster) -> None:

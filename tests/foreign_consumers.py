@@ -1,0 +1,69 @@
+"""Plain consumers in other languages than Python: processes that print what they get."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from broker_plugin.build import classpath
+
+HERE = Path(__file__).parent / "plain_clients"
+KINDS = ("Exclusive", "Shared", "Failover", "Key_Shared", "reader")
+Pair = tuple[bytes | None, bytes]
+"""Key and value."""
+
+
+def java_command() -> list[str]:
+    """The Java client of the server distribution."""
+    quiet = ["-XX:TieredStopAtLevel=1", "-Xmx256m", f"-Dlog4j2.configurationFile={HERE / 'no_log4j2.xml'}"]
+    return ["java", *quiet, "-cp", classpath(), str(HERE / "PlainConsumer.java")]
+
+
+class ForeignConsumers:
+    """Consumers of all kinds of one topic in a process; `got` has what came, without what was delivered again."""
+
+    def __init__(self, command: Sequence[str], url: str, topic: str, kinds: Sequence[str] = KINDS) -> None:
+        self.got: dict[str, list[Pair]] = {kind: [] for kind in kinds}
+        self._places: dict[str, set[str]] = {kind: set() for kind in kinds}
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close
+        self._process = subprocess.Popen(
+            [*command, url, topic, *kinds],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            kind, place, key, value = line.rstrip("\n").split("\t")
+            if place not in self._places[kind]:
+                self._places[kind].add(place)
+                self.got[kind].append((base64.b64decode(key) or None, base64.b64decode(value)))
+
+    def have(self, count: int) -> bool:
+        """Whether all have at least so many messages. Raises AssertionError if the process has ended."""
+        if self._process.poll() is not None:
+            self._errors.seek(0)
+            raise AssertionError(f"the consumers ended with {self._process.returncode}:\n{self._errors.read()}")
+        return all(len(got) >= count for got in self.got.values())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._thread.join()
+        with self._process, self._errors:  # closes the pipes too
+            pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
