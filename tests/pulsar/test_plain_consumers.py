@@ -20,6 +20,7 @@ from foreign_consumers import ForeignConsumers, java_command
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess, kept_port
 
+from broker_io import open_broker
 from broker_io.standalone import Standalone, ask
 from txnbuffer import Client, connect
 
@@ -289,13 +290,18 @@ def internal_stats(world: World, topic: str) -> dict[str, Any]:
     return dict(answer["cursors"])
 
 
-async def test_topics_without_transactions_are_served_as_they_are(world: World) -> None:
-    producer = world.pulsar.create_producer(world.topic("plain"))
+@pytest.mark.parametrize("created", [False, True])
+async def test_topics_without_transactions_are_served_as_they_are(world: World, *, created: bool) -> None:
+    topic = f"plain-{created}"
+    if created:  # by this library, but without a transaction
+        with open_broker(world.address, admin_url=world.broker.admin) as opened:
+            await asyncio.to_thread(opened.create_topic, topic)
+    producer = world.pulsar.create_producer(world.topic(topic))
     producer.send(b"copied", properties={"tb.v": "1", "tb.txn": "0:1", "tb.seq": "1"})  # as dead-letter producers do
     producer.send(b"ordinary")
     producer.close()
     for kind in KINDS:
-        assert values(await asyncio.to_thread(Plain(world, "plain", kind).read, 2)) == [b"copied", b"ordinary"], kind
+        assert values(await asyncio.to_thread(Plain(world, topic, kind).read, 2)) == [b"copied", b"ordinary"], kind
 
 
 async def test_no_topic_is_served_without_the_setting_for_filters(broker: Standalone, world: World) -> None:
