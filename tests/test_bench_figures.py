@@ -13,6 +13,7 @@ from bench import (
     figures_client,
     figures_compaction_spark,
     figures_log,
+    figures_plain,
     figures_pulsar_scale,
     figures_replication,
     figures_snapshots,
@@ -51,6 +52,8 @@ AGREED = {
     "pipeline.latest_records_per_s",
     "pipeline.read_records_per_s.file",
     "pipeline.read_records_per_s.pulsar",
+    "plain.cpu_us.ordinary",
+    "plain.cpu_us.transactions",
     "pulsar.load_seconds.800k",
     "pulsar.takeover_seconds",
     "pulsar.topics_per_s",
@@ -173,6 +176,22 @@ def test_both_sides_are_warm_and_take_turns() -> None:
     medians = rounds.alternated(side("one", [9, 1, 5, 2]), side("peer", [0, 8, 6, 7]), 1.0, 2000)
     assert medians == (2, 7)
     assert calls == [("one", 0.0, 2000), ("peer", 0.0, 2000), *[("one", 1.0, 1), ("peer", 1.0, 1)] * rounds.ROUNDS]
+
+
+def test_brokers_with_the_plug_in_and_without_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[bool]()
+    rates = {True: iter([99, 1, 9, 3, 7, 5]), False: iter([99, 20, 40, 60, 80, 100])}
+
+    def run_round(*, plug_in: bool, transactions: bool) -> figures_plain.Round:
+        assert transactions
+        calls.append(plug_in)
+        return figures_plain.Round(next(rates[plug_in]), 1.0)
+
+    monkeypatch.setattr(figures_plain, "run_round", run_round)
+    medians = figures_plain.measured.__wrapped__(transactions=True)
+    assert [one.cpu_us for one in medians] == [5, 60]
+    assert calls == [True, False, False, True] * (len(calls) // 4)
+    assert len(calls) == 2 * (1 + figures_plain.ROUNDS)
 
 
 def test_each_row_of_the_peer_is_a_durable_commit(tmp_path: Path) -> None:
