@@ -21,7 +21,7 @@ from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.errors import ProtocolStopped
 from txnbuffer.protocol import MAX_SET_RECORDS, RECORDS, number, removed_rows
 
-ANSWERED = ("entry", "until", "ordinary", "all", "abort", "read", "resume", "partition", "shards")
+ANSWERED = ("entry", "until", "ordinary", "all", "abort", "read", "resume", "partition", "refusal", "shards")
 Indexes = list[int]
 Entry = tuple[tuple[int, int], Indexes]
 """Ledger and entry, and the indexes of its messages in the log."""

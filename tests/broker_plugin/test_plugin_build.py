@@ -41,6 +41,15 @@ def test_rules_use_no_class_of_the_broker(name: str) -> None:
     assert [one for one in imported if not one.startswith(allowed)] == []
 
 
+def test_brokers_that_cannot_be_filtered_serve_no_topic(java: JavaRules) -> None:
+    settings = ["4.0.8 false true", "4.0.12 false true", "4.1.0 false true", "4.0.8 true true", "4.0.8 false false"]
+    refusals = java.answers([f"refusal {each}" for each in settings])
+    assert refusals[:2] == ["null", "null"]
+    assert re.match(r"the broker plug-in was built for Pulsar 4\.0\.x, and this is 4\.1\.0: ", refusals[2])
+    assert refusals[3].startswith("transactionCoordinatorEnabled=true")
+    assert refusals[4].startswith("set allowOverrideEntryFilters=true")
+
+
 def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TXNBUFFER_PULSAR_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -14,6 +14,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.TreeSet;
+import org.apache.pulsar.broker.ServiceConfiguration;
 import txnbuffer.broker.Rules.Place;
 
 /** Runs the commands that tests/java_rules.py writes, one a line; some are answered by one line. */
@@ -101,6 +102,11 @@ public final class Contract {
             case "partition":
                 return Snapshot.partition(text(words[1]), Integer.parseInt(words[2])) + " "
                         + Snapshot.shard(text(words[1]), Integer.parseInt(words[2]));
+            case "refusal": // VERSION NATIVE OVERRIDE: of a broker of that version with these two settings
+                ServiceConfiguration conf = new ServiceConfiguration();
+                conf.setTransactionCoordinatorEnabled(Boolean.parseBoolean(words[2]));
+                conf.setAllowOverrideEntryFilters(Boolean.parseBoolean(words[3]));
+                return String.valueOf(TxnTopicFactory.refusal(words[1], conf));
             case "shards":
                 return "" + Snapshot.shards(words[1].equals("-") ? null : text(words[1]), Integer.parseInt(words[2]));
             default:
