@@ -1,14 +1,16 @@
-"""Plain consumers in other languages than Python: processes that print what they get."""
+"""Plain consumers in several languages: processes with Pulsar's own clients that print what they get."""
 
 from __future__ import annotations
 
 import base64
 import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from broker_plugin.build import classpath
 
@@ -18,10 +20,29 @@ Pair = tuple[bytes | None, bytes]
 """Key and value."""
 
 
+def python_command() -> list[str]:
+    return [sys.executable, str(HERE / "plain_consumer.py")]
+
+
 def java_command() -> list[str]:
     """The Java client of the server distribution."""
     quiet = ["-XX:TieredStopAtLevel=1", "-Xmx256m", f"-Dlog4j2.configurationFile={HERE / 'no_log4j2.xml'}"]
     return ["java", *quiet, "-cp", classpath(), str(HERE / "PlainConsumer.java")]
+
+
+def go_command(directory: Path) -> list[str]:
+    """The Go client, whose modules are downloaded once, built into a directory."""
+    program = directory / "go-consumer"
+    subprocess.run(["go", "build", "-o", program, "."], cwd=HERE / "go", check=True, timeout=900)
+    return [str(program)]
+
+
+class Repeat(NamedTuple):
+    """A message that was delivered again, and the times of both deliveries."""
+
+    kind: str
+    first: float
+    again: float
 
 
 class ForeignConsumers:
@@ -29,14 +50,15 @@ class ForeignConsumers:
 
     def __init__(self, command: Sequence[str], url: str, topic: str, kinds: Sequence[str] = KINDS) -> None:
         self.got: dict[str, list[Pair]] = {kind: [] for kind in kinds}
-        self._places: dict[str, set[str]] = {kind: set() for kind in kinds}
+        self.repeats: list[Repeat] = []
+        self._seen: dict[tuple[str, str], float] = {}
+        self._command = [*command, url, topic, *kinds]
+        self.start()
+
+    def start(self) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close
         self._process = subprocess.Popen(
-            [*command, url, topic, *kinds],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -44,9 +66,14 @@ class ForeignConsumers:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            if not line.endswith("\n"):
+                return  # it was killed
             kind, place, key, value = line.rstrip("\n").split("\t")
-            if place not in self._places[kind]:
-                self._places[kind].add(place)
+            now = time.monotonic()
+            if (kind, place) in self._seen:
+                self.repeats.append(Repeat(kind, self._seen[kind, place], now))
+            else:
+                self._seen[kind, place] = now
                 self.got[kind].append((base64.b64decode(key) or None, base64.b64decode(value)))
 
     def have(self, count: int) -> bool:
@@ -57,6 +84,7 @@ class ForeignConsumers:
         return all(len(got) >= count for got in self.got.values())
 
     def close(self) -> None:
+        """Kill the process; `start` continues its subscriptions."""
         self._process.kill()
         self._thread.join()
         with self._process, self._errors:  # closes the pipes too

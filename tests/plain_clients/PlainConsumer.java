@@ -4,6 +4,7 @@ import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.PulsarClientException;
+import org.apache.pulsar.client.api.Reader;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 
@@ -25,31 +26,32 @@ public final class PlainConsumer {
         }
     }
 
-    private interface Source {
-        Message<byte[]> next() throws PulsarClientException;
+    private interface Step {
+        void run() throws PulsarClientException;
     }
 
     /** Each in a thread of its own: listeners of a Key_Shared consumer run in several, so the order is lost without keys. */
     private static void start(PulsarClient client, String topic, String kind) throws PulsarClientException {
         if (kind.equals("reader")) {
-            follow(kind, client.newReader().topic(topic).startMessageId(MessageId.earliest).create()::readNext);
+            Reader<byte[]> reader = client.newReader().topic(topic).startMessageId(MessageId.earliest).create();
+            repeat(() -> print(kind, reader.readNext()));
             return;
         }
         Consumer<byte[]> consumer = client.newConsumer().topic(topic).subscriptionName("java-" + kind)
                 .subscriptionType(SubscriptionType.valueOf(kind))
                 .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest).subscribe();
-        follow(kind, () -> {
+        repeat(() -> {
             Message<byte[]> message = consumer.receive();
+            print(kind, message);
             consumer.acknowledgeAsync(message);
-            return message;
         });
     }
 
-    private static void follow(String kind, Source source) {
+    private static void repeat(Step step) {
         Thread thread = new Thread(() -> {
             try {
                 while (true) {
-                    print(kind, source.next());
+                    step.run();
                 }
             } catch (PulsarClientException error) {
                 throw new IllegalStateException(error);

@@ -20,11 +20,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
@@ -43,6 +43,8 @@ SETTINGS = (
     "snapshots.changes=200",
     "service.drain_seconds=20",
 )
+E = TypeVar("E", bound=Iterable[str])
+
 LOST_OWNERSHIP = 3
 """The exit code of a service that was fenced or whose log failed: it is restarted."""
 SECONDS = 240.0
@@ -90,7 +92,7 @@ class Soak:
         self._live = self._start("soak_reader.py", self._address, str(self._seen), json.dumps(self._options))
         self._writers = [self._start_writer() for _ in range(writers)]
 
-    def run(self, events: Sequence[str]) -> Report:
+    def run(self, events: Iterable[str]) -> Report:
         for event in events:
             self._wait_for_progress()
             time.sleep(self._random.uniform(0.0, 0.5))
@@ -381,7 +383,7 @@ def plan(brokers: int, services: int, chance: random.Random) -> list[str]:
     return events
 
 
-def play(make: Callable[[Path], Soak], broker: Standalone | Cluster, events: Sequence[str]) -> Any:
+def play(make: Callable[[Path], Soak], broker: Standalone | Cluster, events: Iterable[str]) -> Any:
     """Run the soak that `make` builds in a directory; its report."""
     with tempfile.TemporaryDirectory(prefix="txnbuffer-soak-") as directory:
         run = make(Path(directory))
@@ -399,17 +401,18 @@ def soak(broker: Standalone | Cluster, events: Sequence[str], seed: int, writers
 
 def run_script(
     parser: argparse.ArgumentParser,
-    events_of: Callable[[argparse.Namespace, random.Random], list[str]],
-    soak_of: Callable[[Standalone, list[str], argparse.Namespace], Report],
+    events_of: Callable[[argparse.Namespace, random.Random], E],
+    soak_of: Callable[[Standalone, E, argparse.Namespace], Report],
+    broker_of: Callable[[argparse.Namespace], dict[str, Any]] = lambda _: {},
 ) -> int:
-    """Soak a private broker with the command line; prints the report, returns the exit code."""
+    """Soak a private broker, with the arguments of `broker_of`; prints the report, returns the exit code."""
     parser.add_argument("--writers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that child processes are ended
     print(f"seed {options.seed}", file=sys.stderr)
     events = events_of(options, random.Random(options.seed))
-    with Cluster(choose(), "", "").private_standalone() as broker:
+    with Cluster(choose(), "", "").private_standalone(**broker_of(options)) as broker:
         report = soak_of(broker, events, options)
     print(json.dumps(asdict(report) | {"good": report.good}))
     return 0 if report.good else 1

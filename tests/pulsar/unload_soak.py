@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.error
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class UnloadSoak(Soak):
         arguments = {kind: (kind, self._address, str(directory / kind), json.dumps(self._options)) for kind in KINDS}
         self._followers = {kind: self._start("soak_followers.py", *given) for kind, given in arguments.items()}
 
-    def run(self, events: Sequence[str]) -> Unloaded:
+    def run(self, events: Iterable[str]) -> Unloaded:
         for event in events:
             self._wait_for_progress()
             time.sleep(self._random.uniform(0.0, 0.5))

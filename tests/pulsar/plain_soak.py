@@ -1,0 +1,192 @@
+"""Plain consumers of a broker with the plug-in and our committed reader, under unloads and kills.
+
+    python tests/pulsar/plain_soak.py --seconds 600 --seed 7
+
+The rig of `cluster_soak`: an active service and a standby, writers of transactions, of which some abort and some stay
+open for seconds, and our readers. There are also processes with Pulsar's Python and Java clients, and the Go client if
+`go` is on the path, each with a consumer of every type and a reader. Topics are unloaded; broker, services, writers and
+consumers are killed. At the end each consumer must have what our reader returns, in the same order (of each key for
+Key_Shared); a message may come twice only if there was an unload or a kill in between. Prints one JSON object; exit
+code 1 if something differs. `--without-plug-in` must fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import shutil
+import sys
+import tempfile
+import time
+import urllib.error
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from cluster_soak import Report, Soak, play, run_script
+from foreign_consumers import ForeignConsumers, Repeat, go_command, java_command, python_command
+from pulsar_cluster import Cluster
+from soak_check import TOPICS
+
+from broker_io.standalone import Standalone, ask
+from broker_plugin.build import build
+
+PLUG_IN = ["topicFactoryClassName=txnbuffer.broker.TxnTopicFactory", "allowOverrideEntryFilters=true"]
+EVENTS = ("unload", "kill_broker", "kill_active", "stop_writer", "kill_consumers", "unload", "kill_both", "kill_writer")
+CATCH_UP = 120.0
+"""Seconds in which a consumer must have everything, on a busy machine."""
+QUIET = 3.0
+"""Seconds for which more may come after that."""
+LATE = 10.0
+"""Seconds after which this process may see what a consumer printed."""
+SHOWN = 5
+
+
+@dataclass
+class PlainReport(Report):
+    """`delivered` and `repeated`: messages of all consumers; `differences`: sentences."""
+
+    unloads: int = 0
+    consumer_kills: int = 0
+    delivered: int = 0
+    repeated: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        return super().good and not self.differences
+
+
+class Schedule:
+    """Events in random order for some seconds; `times` are the begin and the end of each."""
+
+    def __init__(self, seconds: float, chance: random.Random) -> None:
+        self.times: list[tuple[float, float]] = []
+        self._seconds, self._chance = seconds, chance
+
+    def __iter__(self) -> Iterator[str]:
+        end = time.monotonic() + self._seconds
+        while True:
+            for event in self._chance.sample(EVENTS, len(EVENTS)):
+                if (began := time.monotonic()) > end:
+                    return
+                yield event
+                self.times.append((began, time.monotonic()))
+
+    def explains(self, repeat: Repeat) -> bool:
+        return any(began < repeat.again and repeat.first < end + LATE for began, end in self.times)
+
+
+class PlainSoak(Soak):
+    def __init__(
+        self, broker: Standalone, directory: Path, seed: int, writers: int, commands: dict[str, list[str]]
+    ) -> None:
+        super().__init__(broker, directory, seed, writers)
+        self.report: PlainReport = PlainReport()
+        self.topic = f"{self.namespace}/{TOPICS[0]}"
+        self.consumers = {
+            language: ForeignConsumers(command, broker.url, f"persistent://{self.topic}")
+            for language, command in commands.items()
+        }
+
+    def close(self) -> None:
+        for each in self.consumers.values():
+            each.close()
+        super().close()
+
+    def _unload(self) -> None:
+        self.report.unloads += 1
+        with contextlib.suppress(urllib.error.HTTPError):  # the bundle may be moving
+            ask(self._broker.admin, f"persistent/{self.topic}/unload", "PUT")
+
+    def _kill_consumers(self) -> None:
+        self.report.consumer_kills += 1
+        chosen = self._random.choice([*self.consumers.values()])
+        chosen.close()
+        chosen.start()
+
+    def _compare_live(self, final: dict[str, list[bytes]]) -> None:
+        super()._compare_live(final)
+        wanted = final[TOPICS[0]]
+        deadline = time.monotonic() + CATCH_UP
+        while not all(each.have(len(wanted)) for each in self.consumers.values()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        time.sleep(QUIET)
+        for language, each in self.consumers.items():
+            self.report.repeated += len(each.repeats)
+            for kind, pairs in each.got.items():
+                got = [value for _, value in pairs]
+                self.report.delivered += len(got)
+                if found := difference(kind, got, wanted):
+                    self.report.differences.append(f"{language} {kind}: {found}")
+
+    def repeated_without_a_reason(self, schedule: Schedule) -> list[str]:
+        return [
+            f"{language} {each.kind}: delivered again after {each.again - each.first:.1f} s without unload or kill"
+            for language, consumers in self.consumers.items()
+            for each in consumers.repeats
+            if not schedule.explains(each)
+        ]
+
+
+def difference(kind: str, got: Sequence[bytes], wanted: Sequence[bytes]) -> str:
+    """What a consumer got that our reader has not, or the reverse, or where the order differs; empty if nothing."""
+    missing, more = _without(wanted, got), _without(got, wanted)
+    if missing or more:
+        return f"missing {len(missing)} {missing[:SHOWN]}, too many {len(more)} {more[:SHOWN]}"
+    if kind == "Key_Shared":
+        keys, others = _by_key(got), _by_key(wanted)
+        return next((f"other order of {key!r}: {keys[key]}" for key in others if keys[key] != others[key]), "")
+    first = next((at for at, (one, other) in enumerate(zip(got, wanted, strict=True)) if one != other), None)
+    return "" if first is None else f"other order from {first} on: {got[first : first + SHOWN]}"
+
+
+def _without(values: Iterable[bytes], others: Iterable[bytes]) -> list[bytes]:
+    return sorted((Counter(values) - Counter(others)).elements())
+
+
+def _by_key(values: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+    """The values of each transaction, whose token is the key and the first part of the value."""
+    found: dict[bytes, list[bytes]] = defaultdict(list)
+    for value in values:
+        found[value.partition(b"/")[0]].append(value)
+    return found
+
+
+def soak(
+    broker: Standalone | Cluster, schedule: Schedule, seed: int, writers: int, commands: dict[str, list[str]]
+) -> PlainReport:
+    assert isinstance(broker, Standalone)
+    made: list[PlainSoak] = []
+
+    def make(directory: Path) -> PlainSoak:
+        made.append(PlainSoak(broker, directory, seed, writers, commands))
+        return made[-1]
+
+    report: PlainReport = play(make, broker, schedule)
+    report.differences += made[0].repeated_without_a_reason(schedule)
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--without-plug-in", action="store_true", help="show that the soak finds what it would")
+    with tempfile.TemporaryDirectory(prefix="txnbuffer-plain-") as directory:
+        commands = {"python": python_command(), "java": java_command()}
+        if shutil.which("go"):
+            commands["go"] = go_command(Path(directory))
+        return run_script(
+            parser,
+            lambda options, chance: Schedule(options.seconds, chance),
+            lambda broker, schedule, options: soak(broker, schedule, options.seed, options.writers, commands),
+            lambda options: {} if options.without_plug_in else {"settings": PLUG_IN, "jar": build()},
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
