@@ -9,6 +9,7 @@ import org.apache.bookkeeper.mledger.Position;
 import org.apache.bookkeeper.mledger.PositionFactory;
 import org.apache.pulsar.broker.service.Consumer;
 import org.apache.pulsar.broker.service.Dispatcher;
+import org.apache.pulsar.broker.service.ServerCnx;
 import org.apache.pulsar.broker.service.SubscriptionOption;
 import org.apache.pulsar.broker.service.Topic;
 import org.apache.pulsar.broker.service.persistent.PersistentDispatcherSingleActiveConsumer;
@@ -45,7 +46,8 @@ final class RawSubscription extends PersistentSubscription {
         if (roles == null || String.valueOf(roles).isBlank()) {
             return null;
         }
-        String role = option.getCnx().getAuthRole();
+        String role = option.getCnx() instanceof ServerCnx connection ? connection.getPrincipal() // not that of a proxy
+                : option.getCnx().getAuthRole();
         boolean listed = Arrays.stream(String.valueOf(roles).split(",")).anyMatch(one -> one.trim().equals(role));
         return listed ? null : "role " + role + " may not read what is not committed: it is not one of " + ROLES
                 + " in broker.conf";

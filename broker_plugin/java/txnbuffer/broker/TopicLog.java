@@ -3,6 +3,7 @@ package txnbuffer.broker;
 import io.netty.buffer.ByteBuf;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 import org.apache.bookkeeper.mledger.AsyncCallbacks.DeleteCursorCallback;
@@ -177,13 +178,10 @@ final class TopicLog {
         live = false;
         loaded = new CompletableFuture<>();
         Position end = ledger.getLastConfirmedEntry(); // before the end of the snapshot topic is taken
-        snapshot().whenCompleteAsync((found, error) -> {
-            if (error != null) {
-                again("its snapshot cannot be read", error, this::load);
-            } else {
-                begin(found, end);
-            }
-        }, executor);
+        snapshot().thenAcceptAsync(found -> begin(found, end), executor).exceptionally(error -> {
+            again("its snapshot cannot be used", error, this::load);
+            return null;
+        });
     }
 
     private synchronized void begin(Found found, Position end) {
@@ -212,9 +210,8 @@ final class TopicLog {
                         applied = PositionFactory.create(after.ledger(), after.entry() - (after.batch() < 0 ? 0 : 1));
                     }
             }
-        } catch (Snapshot.Refused | RuntimeException error) {
-            again("its snapshot cannot be used", error, this::load);
-            return;
+        } catch (Snapshot.Refused error) {
+            throw new CompletionException(error);
         }
         if (end.getEntryId() >= 0 && applied.compareTo(end) < 0) {
             rules.replayUntil(Packed.place(end, -1));
@@ -243,25 +240,21 @@ final class TopicLog {
     private void ask() {
         asking = true;
         Place before = rules.lastEntry();
-        Position end = ledger.getLastConfirmedEntry();
-        snapshot().whenCompleteAsync((found, error) -> {
-            if (error != null) {
-                again("its snapshot cannot be read", error, this::ask);
-                return;
-            }
+        snapshot().thenAcceptAsync(found -> {
             synchronized (this) {
                 asking = false;
                 if (found.kind() != Snapshot.Kind.NONE) {
-                    live = false;
-                    loaded = new CompletableFuture<>();
-                    begin(found, end);
+                    load();
                 } else {
                     wait = FIRST_WAIT;
                     rules.ordinary(before);
                     publish();
                 }
             }
-        }, executor);
+        }, executor).exceptionally(error -> {
+            again("its snapshot cannot be used", error, this::ask);
+            return null;
+        });
     }
 
     private boolean isGone() {
@@ -307,15 +300,14 @@ final class TopicLog {
             return;
         }
         ManagedLedgerUtils.readEntries(cursor, ENTRIES, BYTES, PositionFactory.LATEST)
-                .whenCompleteAsync((entries, error) -> {
-            if (error == null) {
-                apply(entries);
-                next(cursor);
-            } else {
-                ledger.asyncDeleteCursor(cursor.getName(), IGNORED, null);
-                again("its log cannot be read", error, this::read);
-            }
-        }, executor);
+                .thenAcceptAsync(entries -> {
+            apply(entries);
+            next(cursor);
+        }, executor).exceptionally(error -> {
+            ledger.asyncDeleteCursor(cursor.getName(), IGNORED, null);
+            again("its log cannot be read", error, this::read);
+            return null;
+        });
     }
 
     private synchronized void apply(List<Entry> entries) {
