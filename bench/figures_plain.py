@@ -26,7 +26,7 @@ from bench.service_process import started
 from broker_io.standalone import ENVIRONMENT, StandaloneProcess, ask
 from broker_plugin.build import build
 
-ROUNDS = 5
+WARM_UP, ROUNDS = 3, 5
 IN_TRANSACTIONS, ORDINARY = 50_000, 300_000
 """Messages of a round."""
 TXN_RECORDS, IN_FLIGHT = 50, 32
@@ -142,14 +142,14 @@ def run_round(*, plug_in: bool, transactions: bool) -> Round:
 
 @functools.cache
 def measured(*, transactions: bool) -> tuple[Round, Round]:
-    """The medians of alternating rounds with the plug-in and without, after a round of each to warm up."""
+    """The medians of alternating rounds with the plug-in and without, after some to warm up."""
     rounds: dict[bool, list[Round]] = {True: [], False: []}
-    for number in range(1 + ROUNDS):
+    for number in range(WARM_UP + ROUNDS):
         for plug_in in sorted(rounds, reverse=number % 2 == 0):
             rounds[plug_in].append(run_round(plug_in=plug_in, transactions=transactions))
             which = "with" if plug_in else "without"
             print(f"  {which} the plug-in: {rounds[plug_in][-1]}", file=sys.stderr, flush=True)
-    first, second = (Round(*map(statistics.median, zip(*rounds[plug_in][1:], strict=True))) for plug_in in rounds)
+    first, second = (Round(*map(statistics.median, zip(*rounds[plug_in][WARM_UP:], strict=True))) for plug_in in rounds)
     return first, second
 
 

@@ -180,7 +180,8 @@ def test_both_sides_are_warm_and_take_turns() -> None:
 
 def test_brokers_with_the_plug_in_and_without_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[bool]()
-    rates = {True: iter([99, 1, 9, 3, 7, 5]), False: iter([99, 20, 40, 60, 80, 100])}
+    cold = [99] * figures_plain.WARM_UP
+    rates = {True: iter([*cold, 1, 9, 3, 7, 5]), False: iter([*cold, 20, 40, 60, 80, 100])}
 
     def run_round(*, plug_in: bool, transactions: bool) -> figures_plain.Round:
         assert transactions
@@ -191,7 +192,7 @@ def test_brokers_with_the_plug_in_and_without_take_turns(monkeypatch: pytest.Mon
     medians = figures_plain.measured.__wrapped__(transactions=True)
     assert [one.cpu_us for one in medians] == [5, 60]
     assert calls == [True, False, False, True] * (len(calls) // 4)
-    assert len(calls) == 2 * (1 + figures_plain.ROUNDS)
+    assert len(calls) == 2 * (figures_plain.WARM_UP + figures_plain.ROUNDS)
 
 
 def test_each_row_of_the_peer_is_a_durable_commit(tmp_path: Path) -> None:
