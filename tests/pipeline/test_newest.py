@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txnbuffer.pipeline.arrow import TYPES
-from txnbuffer.pipeline.jobs import latest
+from txnbuffer.pipeline.spark import newest
 
 Place = tuple[int, int, int]
 Row = tuple[str, bytes, Place, int]
@@ -50,32 +50,32 @@ def test_only_records_that_are_not_superseded_remain(
         newest[row[0], row[1]] = row
     wanted = sorted(row[3] for row in newest.values())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latest, "FIRST_ROWS", first_rows)
-        thinned = numbers_of([*latest.newest(batches, held)])
+        patch.setattr(newest, "FIRST_ROWS", first_rows)
+        thinned = numbers_of([*newest.newest(batches, held)])
         assert set(wanted) <= set(thinned)
         assert len(set(thinned)) == len(thinned)
         if held is None:
             assert sorted(thinned) == wanted
-    assert sorted(numbers_of([*latest.newest([batch([found[number] for number in thinned])])])) == wanted
+    assert sorted(numbers_of([*newest.newest([batch([found[number] for number in thinned])])])) == wanted
 
 
 def test_large_records_are_deduplicated_before_they_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Row] = [("a", b"k", (1, number, -1), number) for number in range(400)]
     looked: list[int] = []
-    whole = latest.thinned
-    monkeypatch.setattr(latest, "thinned", lambda table: looked.append(len(table)) or whole(table))
-    monkeypatch.setattr(latest, "HELD_BYTES", 1000)
-    assert numbers_of([*latest.newest([batch(found[low : low + 10]) for low in range(0, 400, 10)])]) == [399]
+    whole = newest.thinned
+    monkeypatch.setattr(newest, "thinned", lambda table: looked.append(len(table)) or whole(table))
+    monkeypatch.setattr(newest, "HELD_BYTES", 1000)
+    assert numbers_of([*newest.newest([batch(found[low : low + 10]) for low in range(0, 400, 10)])]) == [399]
     assert max(looked) <= 40
 
 
 def test_ordered_records_keep_their_order_and_nothing_is_sorted() -> None:
     found: list[Row] = [("a", b"%d" % (number % 3), (1, number, -1), number) for number in range(9)]
     table = pa.Table.from_batches([batch(found)])
-    assert latest.order_of(table) is None
-    assert numbers_of(latest.thinned(table).to_batches()) == [6, 7, 8]
+    assert newest.order_of(table) is None
+    assert numbers_of(newest.thinned(table).to_batches()) == [6, 7, 8]
 
 
 def test_keys_that_differ_only_in_trailing_zeros_are_different() -> None:
     found: list[Row] = [("a", key, (1, number, -1), number) for number, key in enumerate([b"x", b"x", b"x\0", b"x\0"])]
-    assert numbers_of([*latest.newest([batch(found[:2]), batch(found[2:])])]) == [1, 3]
+    assert numbers_of([*newest.newest([batch(found[:2]), batch(found[2:])])]) == [1, 3]

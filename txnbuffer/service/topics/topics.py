@@ -604,6 +604,14 @@ class EmbeddedTopics(Topics):
         """Call `report` at once: the buffer has applied every durable message."""
         report()
 
+    def look_up(self, name: str) -> None:
+        """A topic that is not there was deleted, since nobody else creates topics: decisions about it are complete."""
+        topic = self.get(name)
+        if topic is None or isinstance(topic.problem, TopicNotFound):
+            self._coordinator.topic_deleted(name, self._loop.now())
+        else:
+            super().look_up(name)
+
     def turn(self) -> None:
         """Nothing is read: acknowledged appends were applied already."""
 
