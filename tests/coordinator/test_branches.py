@@ -12,6 +12,7 @@ from txnbuffer.errors import (
     AlreadyCommitted,
     ForeignTransaction,
     InvalidRequest,
+    ProducerFenced,
     RegistrationFailed,
     TransactionAborted,
     UnregisteredTopic,
@@ -122,16 +123,37 @@ class TestBranches:
 
 class TestNames:
     @pytest.mark.parametrize("what", ["open_name", "join_group"])
-    def test_a_request_that_is_repeated_before_its_answer_is_executed_once(self, what: str) -> None:
-        """A client repeats it after a lost connection, takes the first answer, and must not be fenced by the second."""
-        stage = Stage()
+    @pytest.mark.parametrize("durable", [False, True])
+    def test_a_request_that_is_repeated_is_executed_once(self, what: str, *, durable: bool) -> None:
+        """A client repeats it after a lost connection; its first answer may arrive before the repeat does."""
+        stage, answers = Stage(), []
         request = stage.owner.request()
         for _ in range(2):
             getattr(stage.owner.coordinator, what)(S, request, "n", stage.world.now)
+            if durable:  # the connection breaks after the answer, or before the client has taken it
+                stage.owner.settle()
+                answers.append(stage.owner.answers.pop((S, request)))
         stage.owner.settle()
-        assert getattr(stage.owner.heard(S, request), "epoch" if what == "open_name" else "generation") == 1
+        answers += [stage.owner.heard(S, request)] * (not durable)
+        assert {getattr(answer, "epoch" if what == "open_name" else "generation") for answer in answers} == {1}
         again = stage.call(lambda request: getattr(stage.owner.coordinator, what)(S, request, "n", stage.world.now))
         assert getattr(again, "epoch" if what == "open_name" else "generation") == 2
+
+    def test_a_fenced_commit_is_not_under_way(self) -> None:
+        """A commit of a former holder that is being aborted does not stand in the way of the new holder."""
+        stage = Stage()
+        names = [
+            stage.call(lambda request: stage.owner.coordinator.open_name(S, request, "n", stage.world.now))
+            for _ in range(2)
+        ]
+        former, holder = (ProducerSequence("n", 1, name.epoch) for name in names if isinstance(name, NameOpened))
+        stage.write(0, "a")
+        stage.write(1, "a")
+        late = stage.send(lambda request: stage.ask_commit(request, 0, "a", sequence=former))
+        current = stage.send(lambda request: stage.ask_commit(request, 1, "a", sequence=holder))
+        stage.owner.settle()
+        assert isinstance(stage.owner.heard(S, late), ProducerFenced)
+        assert stage.owner.heard(S, current) is Outcome.COMMIT
 
     def test_a_number_below_one_or_a_commit_without_the_name_is_refused(self) -> None:
         stage = Stage()

@@ -45,10 +45,10 @@ def test_only_records_that_are_not_superseded_remain(
     found: list[Row] = [(*row, number) for number, row in enumerate({row[2]: row for row in places}.values())]
     borders = sorted({0, len(found), *(cut for cut in cuts if cut < len(found))})
     batches = [batch(found[low:high]) for low, high in itertools.pairwise(borders)]
-    newest: dict[tuple[str, bytes], Row] = {}
+    last: dict[tuple[str, bytes], Row] = {}
     for row in sorted(found, key=lambda row: row[2]):
-        newest[row[0], row[1]] = row
-    wanted = sorted(row[3] for row in newest.values())
+        last[row[0], row[1]] = row
+    wanted = sorted(row[3] for row in last.values())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(newest, "FIRST_ROWS", first_rows)
         thinned = numbers_of([*newest.newest(batches, held)])

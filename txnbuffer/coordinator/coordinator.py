@@ -308,9 +308,10 @@ class Coordinator:
 
     def open_name(self, session: str, request: int, name: str, now: float) -> None:
         """Make the session the holder of a producer name. Answered with NameOpened."""
-        if self._session(session, request, now) is not None and not self._core.is_unanswered(session, request):
+        known = self._session(session, request, now)
+        if known is not None and not self._core.repeats(known, request):
             self._fence_attempts(name)
-            self._producers.open(session, request, name)
+            self._producers.open(known, request, name)
 
     def delete_name(self, session: str, request: int, name: str, now: float, *, over: int = 0) -> None:
         """Delete a producer name. Answered with Done.
@@ -326,8 +327,9 @@ class Coordinator:
 
     def join_group(self, session: str, request: int, group: str, now: float) -> None:
         """Start a new generation of a consumer group, without members. Answered with Joined."""
-        if self._session(session, request, now) is not None and not self._core.is_unanswered(session, request):
-            self.consumer_groups.join(session, request, group)
+        known = self._session(session, request, now)
+        if known is not None and not self._core.repeats(known, request):
+            self.consumer_groups.join(known, request, group)
 
     def forget_group(self, request: int, group: str, topic: str | None, now: float) -> None:
         """Delete a group's positions on a topic, or on all topics; an operator's request. Answered with Done."""

@@ -49,6 +49,7 @@ from txnbuffer.coordinator.transaction import (
     GroupRecord,
     Outcomes,
     Retirement,
+    Session,
     SettledIds,
     TransactionState,
     Waiter,
@@ -334,6 +335,10 @@ class Markers:
         self._answered.pop(topic, None)
 
 
+MAX_EXECUTED = 1_000
+"""Answers of a session that are kept in case it repeats the requests; the oldest ones go first."""
+
+
 class Core:
     """The shared state of a coordinator.
 
@@ -368,7 +373,6 @@ class Core:
         self.effects: list[Effect] = []
         self.answers: dict[str, list[tuple[int, Result]]] = {}
         self._deadlines: list[tuple[float, int]] = []
-        self._unanswered: set[tuple[str, int]] = set()
 
     def stop(self, reason: str) -> None:
         """Answer nothing more: the next owner finds out how the open requests ended."""
@@ -380,21 +384,27 @@ class Core:
     def answer(self, session: str, request: int, result: Result) -> None:
         self.answers.setdefault(session, []).append((request, result))
 
-    def is_unanswered(self, session: str, request: int) -> bool:
-        """Whether the answer of `answer_when_durable` to this request is still to come.
+    def repeats(self, session: Session, request: int) -> bool:
+        """Answer a request of `answer_when_durable` that the session repeats; return whether it does.
 
         A client repeats a request after a lost connection. If one that fences earlier holders were executed twice, the
-        client would take the first answer and be fenced by the second execution.
+        client might take the first answer, and be fenced by the second execution.
         """
-        return (session, request) in self._unanswered
+        if request not in session.executed:
+            return False
+        if (result := session.executed[request]) is not None:
+            self.answer(session.name, request, result)
+        return True
 
-    def answer_when_durable(self, session: str, request: int, result: Result) -> OnDurable:
+    def answer_when_durable(self, session: Session, request: int, result: Result) -> OnDurable:
         """Return what answers the request once its entry is durable."""
-        self._unanswered.add((session, request))
+        while len(session.executed) >= MAX_EXECUTED:
+            del session.executed[next(iter(session.executed))]
+        session.executed[request] = None
 
         def answer() -> None:
-            self._unanswered.discard((session, request))
-            self.answer(session, request, result)
+            session.executed[request] = result
+            self.answer(session.name, request, result)
 
         return answer
 

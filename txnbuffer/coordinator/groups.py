@@ -40,6 +40,7 @@ from txnbuffer.coordinator.messages import (
     MemberAssignments,
     PartitionAssignment,
 )
+from txnbuffer.coordinator.transaction import Session
 from txnbuffer.errors import Error, InvalidRequest, PositionConflict, StaleGeneration
 
 Held = Mapping[str, dict[str, list[str]]]
@@ -308,10 +309,10 @@ class ConsumerGroups:
             known = self._members[group] = Members(0 if state is None else state.generation)
         return known
 
-    def join(self, session: str, request: int, group: str) -> None:
+    def join(self, session: Session, request: int, group: str) -> None:
         """Start a new generation without members: nothing of older generations can commit any more."""
         if (refusal := self._too_large(group)) is not None:
-            self._core.answer(session, request, refusal)
+            self._core.answer(session.name, request, refusal)
             return
         state = self._states.setdefault(group, ConsumersState())
         joined = Joined(state.generation + 1, tuple(state.positions.items()))

@@ -19,7 +19,7 @@ from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.decisions import Name
 from txnbuffer.coordinator.history import NameState
 from txnbuffer.coordinator.messages import Done, NameOpened, ProducerSequence, State
-from txnbuffer.coordinator.transaction import TransactionState
+from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import AlreadyCommitted, Error, InvalidRequest, ProducerFenced
 
 
@@ -40,7 +40,7 @@ class NamedProducers:
             if state.deleted:
                 self._note_deleted(name, state)
 
-    def open(self, session: str, request: int, name: str) -> None:
+    def open(self, session: Session, request: int, name: str) -> None:
         """Make the session the holder; the caller has aborted the `attempts` of the former holder."""
         state = self._states.setdefault(name, NameState())
         state.epoch += 1

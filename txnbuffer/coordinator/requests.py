@@ -222,7 +222,9 @@ class CommitRequests:
                 f"producer {sequence.name!r}: open the name, and give a number of at least 1, got {sequence.number}"
             )
         for other in self._producers.attempts(sequence.name):
-            if other is not transaction and other.plan is not None and other.state not in TERMINAL:
+            if other is transaction or other.plan is None or other.plan.sequence is None or other.state in TERMINAL:
+                continue
+            if other.plan.sequence.epoch == sequence.epoch:  # those of other epochs are fenced, or decided before
                 return InvalidRequest(f"another commit of {sequence.name!r} is under way: wait for its answer")
         self._producers.add_attempt(sequence, transaction)
         return None

@@ -9,7 +9,7 @@ from enum import Enum, auto
 import numpy as np
 from pyroaring import BitMap64
 
-from txnbuffer.coordinator.messages import NEXT, Commit, State
+from txnbuffer.coordinator.messages import NEXT, Commit, Result, State
 from txnbuffer.errors import Error
 from txnbuffer.model import Outcome, TxnId
 
@@ -54,6 +54,8 @@ class Session:
     block: Block | None = None
     blocks: list[Block] = field(default_factory=list)
     ids: BitMap64 = field(default_factory=BitMap64)
+    executed: dict[int, Result | None] = field(default_factory=dict)
+    """Its last requests that fence others, with their answers; None: not answered yet. See `Core.repeats`."""
 
 
 @dataclass(slots=True, eq=False)
