@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -97,3 +98,16 @@ def test_cluster_that_becomes_available_in_time_is_used() -> None:
     with admin_at(port):
         opening.join(60)
     assert [type(error) for error in failed] == [InvalidAddress]
+
+
+async def test_an_error_that_is_raised_again_and_again_does_not_grow() -> None:
+    """Without a service each call raises the same error, whose traceback is that of the call."""
+    async with connect("memory:growing") as client:
+        client.session._unreachable = ServiceUnavailable("no service")
+        frames = []
+        for _ in range(3):
+            with pytest.raises(ServiceUnavailable) as found:
+                await client.transaction().begin()
+            frames.append(sum(1 for _ in traceback.walk_tb(found.value.__traceback__)))
+        client.session._unreachable = None
+    assert len({*frames}) == 1

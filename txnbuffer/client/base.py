@@ -135,7 +135,7 @@ class BaseClient:
         """Raises ReadOnly if the client is read-only, and InvalidRequest once it is closed."""
         self.check_open()
         if self.refusal is not None:
-            raise self.refusal
+            raise self.refusal.with_traceback(None)
 
     def check_topic(self, topic: str) -> None:
         """Raises InvalidTopicName, also for an internal topic."""

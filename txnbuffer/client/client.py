@@ -136,7 +136,7 @@ class Client(BaseClient):
         Raises InvalidRequest, and ReadOnly.
         """
         if self.refusal is not None:
-            raise self.refusal
+            raise self.refusal.with_traceback(None)
         if (name is None) != (number is None):
             raise InvalidRequest("a named transaction needs both name and number: give both or neither")
         sequence = None

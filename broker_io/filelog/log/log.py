@@ -618,7 +618,7 @@ class FileLog:
         if self.failure is None and not self.lock.is_in_place():
             self.stop(DiskFailed(f"{self._directory}: {_UNLOCKED}"))
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.with_traceback(None)
 
     @contextlib.contextmanager
     def guard(self, path: str, *, midway: bool = False) -> Iterator[None]:

@@ -53,7 +53,7 @@ class LaneThreads:
                     break
             self._apply_next(caller=True)
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
 
     def _ready(self) -> bool:
         return self._lanes is not None and self._error is None and self._lanes.ready

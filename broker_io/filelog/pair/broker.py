@@ -352,7 +352,7 @@ class PairBroker(FileBroker):
         """Raises NotLive, or what has stopped the node."""
         self.check()
         if self._node.failure is not None:
-            raise self._node.failure
+            raise self._node.failure.with_traceback(None)
         if not self._node.live:
             raise NotLive(_NOT_LIVE)
 

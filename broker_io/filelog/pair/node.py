@@ -432,7 +432,7 @@ class PairNode:
                 self._signal.clear()
                 self._waiter = None
                 if self.failure is not None:
-                    raise self.failure
+                    raise self.failure.with_traceback(None)
                 if waiter.lost is not None:
                     raise waiter.lost
                 member = self._member
@@ -483,7 +483,7 @@ class PairNode:
     def check(self) -> None:
         """Raises Closed, and the error that has stopped the node."""
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.with_traceback(None)
         if self._closed:
             raise Closed("the node of the pair was closed: open the log again")
 

@@ -145,7 +145,7 @@ class CommittedFollower:
             if visible is not None:
                 self._take(visible)
             elif self._stopped is not None:
-                raise self._stopped
+                raise self._stopped.with_traceback(None)
             else:
                 return None
         self._rest.prepare()
@@ -313,7 +313,7 @@ class UncommittedFollower:
     def poll(self, limit: int) -> RecordBatch | None:
         if self._records is None:
             if self._stopped is not None:
-                raise self._stopped
+                raise self._stopped.with_traceback(None)
             return None
         batch, rest = self._records.take(slice(limit)), self._records.take(slice(limit, None))
         found = RecordBatch.of(self.topic, batch, None, self._deserializer)

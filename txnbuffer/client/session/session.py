@@ -196,7 +196,7 @@ class ClientSession:
         if self.forked_from != lifecycle.ForkGeneration.generation:
             lifecycle.check(self.forked_from)
         if self._unreachable is not None:
-            raise self._unreachable
+            raise self._unreachable.with_traceback(None)
 
     def check_call(self) -> None:
         """Raises as `check` and `check_loop`."""
@@ -217,7 +217,7 @@ class ClientSession:
     def check_tasks(self) -> None:
         """Raises ClientBroken if a task of the session has ended."""
         if isinstance(self._unreachable, ClientBroken):
-            raise self._unreachable
+            raise self._unreachable.with_traceback(None)
 
     def away_for(self, seconds: float) -> bool:
         """Return whether there has been no connection for this many seconds."""

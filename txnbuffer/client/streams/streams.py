@@ -445,7 +445,7 @@ class ChangeStream(ClosedOnExit):
             while not self._waiting and not self._closed:
                 if self._ended is not None:
                     if self._ended.error is not None:
-                        raise self._ended.error
+                        raise self._ended.error.with_traceback(None)
                     return None
                 if self._unavailable_error is not None:
                     error, self._unavailable_error = self._unavailable_error, None
@@ -462,7 +462,7 @@ class ChangeStream(ClosedOnExit):
 
     def _check(self) -> None:
         if self._session.broken is not None:
-            raise self._session.broken
+            raise self._session.broken.with_traceback(None)
 
     async def rolled_back(self, seqno: int) -> None:
         """Confirm the last rollback: the data is now that of `seqno`, at which it was complete.

@@ -370,7 +370,7 @@ class SyncTransaction:
         """Raises UsedAfterFork, InvalidRequest before the begin and after `close`, and the error of the begin."""
         self._portal.check()
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
         if self._closed and not self._transaction.begun:
             raise InvalidRequest(self._closed)
         if not self._requested:
@@ -417,7 +417,7 @@ class SyncTransaction:
         if self._sender is not None and not self._sender.done():
             await asyncio.wait([self._sender])
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
 
     async def _ask_and_send(self, send: SyncSend) -> None:
         """Send records whose partition only the cluster knows, after all that was handed over."""
