@@ -255,8 +255,9 @@ class Soak:
         return {line[0]: line[1] for line in lines[begun[-1] + 1 if begun else 0 :]}
 
     def _lines(self, kind: str) -> list[list[str]]:
-        """The complete lines that a follower wrote."""
-        text = (self.directory / kind).read_text()
+        """The complete lines that a follower wrote, which may not have started yet."""
+        path = self.directory / kind
+        text = path.read_text() if path.exists() else ""
         return [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
