@@ -101,18 +101,23 @@ class SnapshotOwnership(Resource):
         Raises OwnershipLost, without fencing anyone, if there is another owner.
         """
         with Scan(self._broker, self.topic) as running:
-            running.read_to_end()
-            if self.lost or running.table.epoch > self.epoch:
-                self.lost = True
-                raise OwnershipLost(self.topic, self.epoch)
+            self._check_newest(running)
             self._writer.close()
             try:  # another holder owns it, even if it has written nothing yet: a fenced owner never fences back
                 self._writer = self._broker.writer(self.topic, exclusive=True, wait=RENEW_SECONDS)
             except StillHeld as error:
                 self.lost = True
                 raise OwnershipLost(self.topic, self.epoch) from error
+            self._check_newest(running)  # the wait may have been long: owners may have come and gone
             self._announce(running)
         return running.table
+
+    def _check_newest(self, running: Scan) -> None:
+        """Raises OwnershipLost if there was another owner since this one."""
+        running.read_to_end()
+        if self.lost or running.table.epoch > self.epoch:
+            self.lost = True
+            raise OwnershipLost(self.topic, self.epoch)
 
     def _announce(self, running: Scan) -> None:
         running.read_to_end()

@@ -67,6 +67,24 @@ def test_a_successor_that_has_written_nothing_yet_is_not_fenced_either(monkeypat
         successor.append(Batch.of([owner_message(2)])).result()
 
 
+def test_an_owner_whose_wait_for_the_writer_outlasts_another_owner_does_not_renew_itself(monkeypatch):
+    """As on a member of a pair, which waits until it is live again while the other one is live and then is not."""
+    broker = MemoryBroker()
+    first, _ = acquire(broker)
+    writer = broker.writer
+
+    def writer_after_another_owner(topic, **options):
+        monkeypatch.undo()
+        acquire(broker)[0].close()
+        return writer(topic, **options)
+
+    monkeypatch.setattr(broker, "writer", writer_after_another_owner)
+    with pytest.raises(OwnershipLost):
+        first.renew()
+    assert first.lost
+    assert [epoch for _, epoch in scan(broker, SNAPSHOT_TOPIC).owners] == [1, 2]
+
+
 def test_an_owner_that_lost_an_acknowledgement_renews_itself():
     broker = MemoryBroker()
     ownership, _ = acquire(broker)
