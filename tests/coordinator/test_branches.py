@@ -122,9 +122,9 @@ class TestBranches:
 
 
 class TestNames:
-    @pytest.mark.parametrize("what", ["open_name", "join_group"])
+    @pytest.mark.parametrize(("what", "number"), [("open_name", "epoch"), ("join_group", "generation")])
     @pytest.mark.parametrize("durable", [False, True])
-    def test_a_request_that_is_repeated_is_executed_once(self, what: str, *, durable: bool) -> None:
+    def test_a_request_that_is_repeated_is_executed_once(self, what: str, number: str, *, durable: bool) -> None:
         """A client repeats it after a lost connection; its first answer may arrive before the repeat does."""
         stage, answers = Stage(), []
         request = stage.owner.request()
@@ -135,9 +135,9 @@ class TestNames:
                 answers.append(stage.owner.answers.pop((S, request)))
         stage.owner.settle()
         answers += [stage.owner.heard(S, request)] * (not durable)
-        assert {getattr(answer, "epoch" if what == "open_name" else "generation") for answer in answers} == {1}
+        assert {getattr(answer, number) for answer in answers} == {1}
         again = stage.call(lambda request: getattr(stage.owner.coordinator, what)(S, request, "n", stage.world.now))
-        assert getattr(again, "epoch" if what == "open_name" else "generation") == 2
+        assert getattr(again, number) == 2
 
     def test_a_fenced_commit_is_not_under_way(self) -> None:
         """A commit of a former holder that is being aborted does not stand in the way of the new holder."""

@@ -67,7 +67,7 @@ class Coordinator:
         self._registration = Registration(core)
         self.write_refusals = self._sessions.write_refusals
         self.outstanding_of = self._sessions.outstanding_of
-        """Do not change it."""
+        """How many leased ids have not ended, by the tag of their principal. Do not change it."""
         self.has_ended = core.progress.has_ended
         """Whether a transaction (`least`) has ended and all its markers are durable."""
         self.marker_failed = core.markers.failed
@@ -308,8 +308,7 @@ class Coordinator:
 
     def open_name(self, session: str, request: int, name: str, now: float) -> None:
         """Make the session the holder of a producer name. Answered with NameOpened."""
-        known = self._session(session, request, now)
-        if known is not None and not self._core.repeats(known, request):
+        if (known := self._unless_repeated(session, request, now)) is not None:
             self._fence_attempts(name)
             self._producers.open(known, request, name)
 
@@ -327,8 +326,7 @@ class Coordinator:
 
     def join_group(self, session: str, request: int, group: str, now: float) -> None:
         """Start a new generation of a consumer group, without members. Answered with Joined."""
-        known = self._session(session, request, now)
-        if known is not None and not self._core.repeats(known, request):
+        if (known := self._unless_repeated(session, request, now)) is not None:
             self.consumer_groups.join(known, request, group)
 
     def forget_group(self, request: int, group: str, topic: str | None, now: float) -> None:
@@ -411,6 +409,11 @@ class Coordinator:
             self._core.answer(session, request, UnknownSession(text))
             return None
         return known
+
+    def _unless_repeated(self, session: str, request: int, now: float) -> Session | None:
+        """As `_session`; None also for a request that the session repeats, which is answered again."""
+        known = self._session(session, request, now)
+        return None if known is None or self._core.answer_again(known, request) else known
 
     def _when_served(self, least: int, action: Callable[[], None]) -> None:
         """Execute a request about an id: at once, or after the takeover if an older owner leased the id."""

@@ -384,8 +384,8 @@ class Core:
     def answer(self, session: str, request: int, result: Result) -> None:
         self.answers.setdefault(session, []).append((request, result))
 
-    def repeats(self, session: Session, request: int) -> bool:
-        """Answer a request of `answer_when_durable` that the session repeats; return whether it does.
+    def answer_again(self, session: Session, request: int) -> bool:
+        """Answer a request of `answer_when_durable` as before if the session repeats it; return whether it does.
 
         A client repeats a request after a lost connection. If one that fences earlier holders were executed twice, the
         client might take the first answer, and be fenced by the second execution.

@@ -55,7 +55,7 @@ class Session:
     blocks: list[Block] = field(default_factory=list)
     ids: BitMap64 = field(default_factory=BitMap64)
     executed: dict[int, Result | None] = field(default_factory=dict)
-    """Its last requests that fence others, with their answers; None: not answered yet. See `Core.repeats`."""
+    """Its last requests that fence others, with their answers; None: not answered yet. See `Core.answer_again`."""
 
 
 @dataclass(slots=True, eq=False)
