@@ -185,14 +185,16 @@ async def test_many_transactions_take_few_entries_that_plain_consumers_can_read(
             await txn.send("orders", str(number), key="k")
         await asyncio.gather(*(txn.commit(wait_visible=True) for txn in transactions))
         found = await asyncio.to_thread(entries, place, "orders")
-        records = [entry for entry in found if "tb.marker" not in entry[0]]
-        assert [len(entry) for entry in records] == [1, GROUP, GROUP, GROUP, rest]
-        assert all(len(entry) == 1 for entry in found if entry not in records)
+        # a writer with several appends under way lets them share entries
+        records = [entry for entry in found if not all("tb.marker" in message for message in entry)]
+        total = sum("tb.marker" in message for entry in found for message in entry)
+        assert sum(map(len, found)) - total == 1 + count
+        assert len(records) <= 1 + groups + 1
         # one marker and one decision for each group of commits, besides those at the start of the service
-        assert len(found) - len(records) <= 3 + groups + 1
+        assert total <= 3 + groups + 1
         assert await asyncio.to_thread(decisions, place) - before <= groups + 1
         markers, messages = await asyncio.to_thread(consume, place, sum(map(len, found)))
-        assert markers == len(found) - len(records)
+        assert markers == total
         values = {str(number).encode(): str(txn.id) for number, txn in enumerate(transactions)}
         assert {row[1]: row[3]["tb.txn"] for row in messages} == values | {b"first": str(first.id)}
         seen = await asyncio.to_thread(place.read, "orders", count + 1)
