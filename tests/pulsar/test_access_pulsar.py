@@ -183,7 +183,7 @@ def test_token_that_the_cluster_would_not_accept_either_is_refused(guarded: Guar
     }[forged]
     with pytest.raises(Unauthenticated):
         call(ServiceAddress(f"127.0.0.1:{guarded.service.port}", ServiceAccess(token=token)), "Status")
-    assert any(event["event"] == "denied" for event in guarded.service.events)
+    guarded.service.wait_event("denied")
     assert Path(f"/proc/{guarded.service.process.pid}/cmdline").read_bytes().count(b"eyJ") == 0
 
 

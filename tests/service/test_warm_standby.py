@@ -184,7 +184,9 @@ async def test_a_topic_that_is_created_again_is_followed_again(cluster):
         cluster.delete_topic("a")
         await eventually(lambda: waiting.standby.topics.lag.restarted > 0)
         app.forget_writers()
-        await app.session.register("a")
+        while "a" not in cluster.log.topics:  # a service creates it once it has seen that it is gone
+            await app.session.register("a")
+            await asyncio.sleep(0.005)
         await commit(app, "a")
         await waiting.has(warm=1)
         await eventually(lambda: waiting.applied("a"))
