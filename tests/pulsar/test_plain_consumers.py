@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import json
 import os
-import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pulsar
 import pytest
 from commands import txnbuf
 from foreign_consumers import ForeignConsumers, java_command
+from plain_world import (
+    ENTRIES,
+    ERROR,
+    KINDS,
+    QUIET,
+    SETTINGS,
+    Pair,
+    Plain,
+    World,
+    by_key,
+    committed,
+    compare,
+    internal_stats,
+    read_to_end,
+    stored,
+    until,
+    values,
+    write,
+)
 from pulsar_cluster import Cluster
-from service_process import ServiceProcess, kept_port
 
 from broker_io import open_broker
 from broker_io.standalone import Standalone, ask
-from txnbuffer import Client, connect
-
-SETTINGS = ["topicFactoryClassName=txnbuffer.broker.TxnTopicFactory", "allowOverrideEntryFilters=true"]
-ENTRIES = "brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor"
-"""With this setting entries have data of the broker before them, as with some features of Pulsar."""
-ERROR = pulsar.LoggerLevel.Error
-LONG = 60.0
-QUIET = 0.5
-"""Seconds without a message after which a consumer counts as waiting."""
-KINDS = ("Exclusive", "Shared", "Failover", "KeyShared", "reader")
-Pair = tuple[bytes | None, bytes]
-"""Key and value."""
 
 
 @pytest.fixture(scope="module")
@@ -43,122 +44,11 @@ def broker(cluster: Cluster, plug_in: Path) -> Iterator[Standalone]:
         yield started
 
 
-class World:
-    """A namespace of a broker with a service."""
-
-    def __init__(self, broker: Standalone | Cluster) -> None:
-        self.broker = broker
-        self.namespace = broker.namespace()
-        self.address = f"{broker.url}/{self.namespace}"
-        self.port = kept_port()
-        self.service = self.serve()
-        self.pulsar = pulsar.Client(broker.url, logger=pulsar.FileLogger(ERROR, os.devnull))
-
-    def serve(self) -> ServiceProcess:
-        return ServiceProcess(self.address, "--admin-url", self.broker.admin, port=self.port).wait_serving()
-
-    def client(self, **options: object) -> Client:
-        return connect(self.address, broker_options={"admin_url": self.broker.admin}, max_unavailable=LONG, **options)
-
-    def topic(self, name: str) -> str:
-        return f"persistent://{self.namespace}/{name}"
-
-    def unload(self, name: str) -> None:
-        ask(self.broker.admin, f"persistent/{self.namespace}/{name}/unload", "PUT")
-
-    def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self.pulsar.close()
-        self.service.kill()
-
-
 @pytest.fixture(scope="module")
 def world(broker: Standalone) -> Iterator[World]:
     made = World(broker)
     yield made
     made.close()
-
-
-class Plain:
-    """A consumer or reader of the Pulsar library; `got` has what came, without what was delivered again."""
-
-    def __init__(self, world: World, topic: str, kind: str) -> None:
-        self.kind = kind
-        self.got: list[Pair] = []
-        self.places: dict[tuple[int, int, int], None] = {}
-        self.properties: list[dict[str, str]] = []
-        if kind == "reader":
-            self.source = world.pulsar.create_reader(world.topic(topic), pulsar.MessageId.earliest)
-        else:
-            self.source = world.pulsar.subscribe(
-                world.topic(topic), f"plain-{kind}", consumer_type=getattr(pulsar.ConsumerType, kind),
-                initial_position=pulsar.InitialPosition.Earliest,
-            )  # fmt: skip
-
-    def read(self, count: int, quiet: float = QUIET) -> list[Pair]:
-        """Read until there are `count` messages, and for a while longer."""
-        deadline = time.monotonic() + LONG
-        while True:
-            enough = len(self.got) >= count
-            try:
-                wait = round(1000 * (quiet if enough else 1.0))
-                message = self.source.read_next(wait) if self.kind == "reader" else self.source.receive(wait)
-            except pulsar.Timeout:
-                if enough or time.monotonic() > deadline:
-                    return self.got
-                continue
-            place = message.message_id()
-            identity = (place.ledger_id(), place.entry_id(), place.batch_index())
-            if identity not in self.places:
-                self.places[identity] = None
-                key = message.partition_key()
-                self.got.append((key.encode() if key else None, bytes(message.data())))
-                self.properties.append(dict(message.properties()))
-            if self.kind != "reader":
-                self.source.acknowledge(message)
-
-
-def by_key(pairs: list[Pair]) -> dict[bytes | None, list[bytes]]:
-    found: dict[bytes | None, list[bytes]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
-
-
-async def committed(client: Client, topic: str) -> list[Pair]:
-    rows: list[Pair] = []
-    async with await client.reader(topic) as reader:
-        while batch := await reader.read(timeout=3.0):
-            rows += [(record.key, record.value or b"") for record in batch]
-    return rows
-
-
-async def write(client: Client, topic: str, rounds: int, seed: int) -> None:
-    """Transactions that are open together, so that batches hold records of several; about half of them abort."""
-    chance, numbers = random.Random(seed), itertools.count(1)
-    for _ in range(rounds):
-        txns = [await client.transaction(timeout=120).begin() for _ in range(chance.randint(1, 8))]
-        sends = []
-        for _ in range(chance.randint(1, 4)):
-            for txn in txns:
-                for _ in range(chance.randint(0, 3)):
-                    number = next(numbers)
-                    sends.append(txn.send(topic, b"%d-%d" % (seed, number), key=b"k%d" % (number % 17)))
-            if chance.random() < 0.5:
-                sends.append(client.send(topic, b"%d-ordinary-%d" % (seed, next(numbers)), key=b"ordinary"))
-        await asyncio.gather(*sends)
-        chance.shuffle(txns)
-        for txn in txns:
-            await (txn.abort() if chance.random() < 0.5 else txn.commit())
-
-
-def compare(plain: Plain, wanted: list[Pair]) -> None:
-    got = plain.read(len(wanted))
-    if plain.kind == "KeyShared":
-        assert by_key(got) == by_key(wanted), plain.kind
-    else:
-        assert got == wanted, plain.kind
-    assert not [one for one in plain.properties if "tb.marker" in one]
 
 
 async def test_plain_consumers_get_what_committed_readers_get(world: World) -> None:
@@ -196,10 +86,6 @@ async def test_open_transactions_hold_back_what_follows_also_after_a_kill(broker
             assert values(await asyncio.to_thread(plain.read, 3)) == [b"before", b"second", b"after"], plain.kind
 
 
-def values(pairs: list[Pair]) -> list[bytes]:
-    return [value for _, value in pairs]
-
-
 async def test_plain_reader_finds_the_end_where_the_end_of_a_batch_is_hidden(world: World) -> None:
     async with world.client() as client:
         for number in range(20):
@@ -213,34 +99,6 @@ async def test_plain_reader_finds_the_end_where_the_end_of_a_batch_is_hidden(wor
             if places.count(places[-1]) > 5:
                 return
     raise AssertionError("no entry had records of both transactions")
-
-
-def read_to_end(world: World, topic: str) -> int:
-    reader = world.pulsar.create_reader(world.topic(topic), pulsar.MessageId.earliest)
-    try:
-        count = 0
-        while reader.has_message_available():
-            reader.read_next(round(1000 * LONG))
-            count += 1
-        return count
-    finally:
-        reader.close()
-
-
-def stored(world: World, topic: str) -> list[tuple[int, int]]:
-    """Ledger and entry of each record in the log, decided or not."""
-    reader = world.pulsar.create_reader(
-        world.topic(topic), pulsar.MessageId.earliest, subscription_role_prefix="role-__txnbuffer"
-    )
-    try:
-        places = []
-        while reader.has_message_available():
-            message = reader.read_next(round(1000 * LONG))
-            if "tb.marker" not in message.properties():
-                places.append((message.message_id().ledger_id(), message.message_id().entry_id()))
-        return places
-    finally:
-        reader.close()
 
 
 async def test_record_sets_arrive_as_one_message_once_they_are_committed(world: World) -> None:
@@ -285,11 +143,6 @@ async def test_subscription_that_keeps_messages_has_no_consumers(world: World) -
         assert internal_stats(world, "kept")["__txnbuffer"]["markDeletePosition"] == cursor
 
 
-def internal_stats(world: World, topic: str) -> dict[str, Any]:
-    answer = ask(world.broker.admin, f"persistent/{world.namespace}/{topic}/internalStats")
-    return dict(answer["cursors"])
-
-
 @pytest.mark.parametrize("created", [False, True])
 async def test_topics_without_transactions_are_served_as_they_are(world: World, *, created: bool) -> None:
     topic = f"plain-{created}"
@@ -329,13 +182,6 @@ def refused(opening: Callable[[], object]) -> bool:
     except pulsar.PulsarException:
         return True
     return False
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a change of a setting, which a broker hears a moment later."""
-    deadline = time.monotonic() + LONG
-    while not await asyncio.to_thread(condition):
-        assert time.monotonic() < deadline
 
 
 async def test_partitions_have_what_committed_readers_get(world: World) -> None:
