@@ -84,7 +84,7 @@ class FaultProxy:
             source, other = await asyncio.open_connection("127.0.0.1", self.target)
             self._writers.add(other)
             await asyncio.gather(self._forward(UP, reader, other), self._forward(DOWN, source, writer))
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # asyncio logs a connection that was cancelled at the end as an error
             pass
         finally:
             for each in (writer, other):
