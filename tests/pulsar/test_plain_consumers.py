@@ -129,6 +129,37 @@ async def test_message_of_a_newer_version_stops_plain_consumers(broker: Standalo
     assert values(await asyncio.to_thread(Plain(world, "stopped", "reader").read, 1)) == [b"committed"]
     assert await asyncio.to_thread(read_to_end, world, "stopped") == 1
     assert "a message of version 9 of the protocol" in broker.log()
+    await until(lambda: state(world, "stopped").get("state") == "stopped")
+    assert "a message of version 9 of the protocol" in state(world, "stopped")["reason"]
+
+
+async def test_stats_tell_what_holds_plain_consumers_back(world: World) -> None:
+    async with world.client() as client:
+        async with client.transaction() as txn:
+            await txn.send("told", b"committed")
+        await until(lambda: state(world, "told").get("state") == "ready")
+        txn = await client.transaction(timeout=120).begin()
+        await txn.send("told", b"open")
+        await client.send("told", b"behind")
+        before, first = (await asyncio.to_thread(stored, world, "told"))[:2]  # ledgers and entries
+        await until(lambda: state(world, "told").get("state") == "open")
+        found = state(world, "told")
+        assert (found["transaction"], place(found["first"])[:2]) == (str(txn.id), first)
+        assert before <= place(found["readable"]) < first
+        await txn.commit()
+        await until(lambda: state(world, "told").keys() == {"state", "readable"})
+        assert state(world, "told")["state"] == "ready"
+
+
+def place(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(":")))
+
+
+def state(world: World, topic: str) -> dict[str, str]:
+    """What the plug-in tells of a topic in its stats; empty if it tells nothing."""
+    stats = ask(world.broker.admin, f"persistent/{world.namespace}/{topic}/stats")
+    properties = stats["subscriptions"].get("__txnbuffer", {}).get("subscriptionProperties", {})
+    return {name.removeprefix("txnbuffer."): value for name, value in properties.items()}
 
 
 async def test_subscription_that_keeps_messages_has_no_consumers(world: World) -> None:

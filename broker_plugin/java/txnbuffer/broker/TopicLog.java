@@ -1,7 +1,9 @@
 package txnbuffer.broker;
 
 import io.netty.buffer.ByteBuf;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ScheduledExecutorService;
@@ -17,6 +19,7 @@ import org.apache.bookkeeper.mledger.impl.ManagedLedgerImpl;
 import org.apache.bookkeeper.mledger.util.ManagedLedgerUtils;
 import org.apache.pulsar.broker.service.persistent.PersistentTopic;
 import org.apache.pulsar.common.naming.TopicName;
+import org.apache.pulsar.common.util.FutureUtil;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 import txnbuffer.broker.Rules.Place;
@@ -35,7 +38,7 @@ import txnbuffer.broker.Snapshot.Found;
 final class TopicLog {
     private static final Logger log = LoggerFactory.getLogger(TopicLog.class);
     private static final String INCARNATION = "txnbuffer.incarnation";
-    private static final String SUBSCRIPTION = "__txnbuffer";
+    static final String SUBSCRIPTION = "__txnbuffer";
     private static final int ENTRIES = 500;
     private static final long BYTES = 4 * 1024 * 1024;
     private static final long FIRST_WAIT = 1, LONGEST_WAIT = 60; // seconds before another attempt
@@ -54,6 +57,7 @@ final class TopicLog {
     private boolean asking;
     private boolean closed;
     private String said; // why the topic is stopped, as it was logged
+    private String failed; // what could not be read, null if nothing
     private long firstLedger;
     private long wait = FIRST_WAIT;
 
@@ -92,12 +96,47 @@ final class TopicLog {
         return loaded;
     }
 
+    /**
+     * What operators see among the stats of the topic, as properties of the subscription: {@code txnbuffer.state},
+     * {@code txnbuffer.readable}, the last entry that plain consumers may read, and
+     * <ul>
+     * <li>{@code ready}: nothing is held back;
+     * <li>{@code open}: {@code txnbuffer.transaction}, whose first record is at {@code txnbuffer.first}, is the oldest
+     *     that is open, and what follows that waits;
+     * <li>{@code loading}: the snapshot or the log is being read;
+     * <li>{@code stopped}: nothing more is delivered, for {@code txnbuffer.reason}.
+     * </ul>
+     */
+    synchronized Map<String, String> state() {
+        Map<String, String> found = new LinkedHashMap<>();
+        Position readable = bound();
+        Rules.Open oldest = rules == null ? null : rules.oldest();
+        String reason = rules != null && rules.stopped() != null ? rules.stopped() : failed;
+        found.put("txnbuffer.state", reason != null ? "stopped" : !live || rules != null && rules.questioned()
+                ? "loading" : oldest != null ? "open" : "ready");
+        found.put("txnbuffer.readable", readable.getLedgerId() + ":" + readable.getEntryId());
+        if (reason != null) {
+            found.put("txnbuffer.reason", reason);
+        }
+        if (oldest != null) {
+            found.put("txnbuffer.transaction", oldest.txn.most() + ":" + oldest.txn.least());
+            found.put("txnbuffer.first", oldest.first.toString());
+        }
+        return found;
+    }
+
     /** Deliver nothing from an entry on: its visible messages cannot be found out. */
     synchronized void hold(Position entry, Exception why) {
         if (unreadable == null || entry.compareTo(unreadable) < 0) {
             unreadable = entry;
+            failed = text("entry " + entry + " cannot be read", why);
             log.error("[{}] txnbuffer: nothing from {} on is delivered to plain consumers", name, entry, why);
         }
+    }
+
+    private static String text(String what, Throwable why) {
+        Throwable cause = FutureUtil.unwrapCompletionException(why);
+        return what + ": " + (cause.getMessage() == null ? cause : cause.getMessage());
     }
 
     // Input
@@ -226,7 +265,7 @@ final class TopicLog {
         applied = stored;
         bound = stored;
         live = true;
-        wait = FIRST_WAIT;
+        succeeded();
         loaded.complete(null);
     }
 
@@ -246,7 +285,7 @@ final class TopicLog {
                 if (found.kind() != Snapshot.Kind.NONE) {
                     load();
                 } else {
-                    wait = FIRST_WAIT;
+                    succeeded();
                     rules.ordinary(before);
                     publish();
                 }
@@ -262,10 +301,18 @@ final class TopicLog {
                 && (impl.getState() == ManagedLedgerImpl.State.Closed || impl.getState().isFenced());
     }
 
+    private void succeeded() {
+        wait = FIRST_WAIT;
+        if (unreadable == null) {
+            failed = null;
+        }
+    }
+
     private synchronized void again(String what, Throwable error, Runnable attempt) {
         if (isGone()) {
             return;
         }
+        failed = text(what, error);
         log.error("[{}] txnbuffer: nothing after {} is delivered to plain consumers: {}; next attempt in {} s", name,
                 bound, what, wait, error);
         executor.schedule(() -> {
@@ -326,7 +373,7 @@ final class TopicLog {
             }
         }
         live = true;
-        wait = FIRST_WAIT;
+        succeeded();
         publish();
         log.info("[{}] txnbuffer: read the log to {}, plain consumers may read to {}", name, applied, bound);
         loaded.complete(null);

@@ -5,6 +5,7 @@ import java.io.IOException;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Proxy;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
@@ -20,11 +21,14 @@ import org.apache.pulsar.PulsarVersion;
 import org.apache.pulsar.broker.service.BrokerService;
 import org.apache.pulsar.broker.service.BrokerServiceException.NotAllowedException;
 import org.apache.pulsar.broker.service.Consumer;
+import org.apache.pulsar.broker.service.GetStatsOptions;
 import org.apache.pulsar.broker.service.SubscriptionOption;
 import org.apache.pulsar.broker.service.persistent.PersistentTopic;
 import org.apache.pulsar.broker.service.plugin.EntryFilter;
 import org.apache.pulsar.client.impl.BatchMessageIdImpl;
 import org.apache.pulsar.client.impl.MessageIdImpl;
+import org.apache.pulsar.common.policies.data.stats.SubscriptionStatsImpl;
+import org.apache.pulsar.common.policies.data.stats.TopicStatsImpl;
 import org.apache.pulsar.common.protocol.Commands;
 
 /** A topic that dispatches only what is decided and visible, except to the readers of txnbuffer. */
@@ -74,6 +78,20 @@ final class TxnTopic extends PersistentTopic {
     @Override
     public CompletableFuture<Void> close(boolean disconnectClients, boolean withoutWaiting) {
         return super.close(disconnectClients, withoutWaiting).thenRun(log::close);
+    }
+
+    /** The state is among the properties of txnbuffer's subscription, which clients of the REST interface keep. */
+    @Override
+    public CompletableFuture<? extends TopicStatsImpl> asyncGetStats(GetStatsOptions options) {
+        return super.asyncGetStats(options).thenApply(stats -> {
+            SubscriptionStatsImpl own = stats.subscriptions.get(TopicLog.SUBSCRIPTION);
+            if (own != null) {
+                Map<String, String> properties = new HashMap<>(own.subscriptionProperties);
+                properties.putAll(log.state());
+                own.subscriptionProperties = properties;
+            }
+            return stats;
+        });
     }
 
     // What dispatchers may read
