@@ -1,21 +1,36 @@
-"""Commands on a running service: `txnbuf list`, `describe`, `find-hanging`, `abort`, `groups`, `streams`, `cursors`"""
+"""Commands on a running service: `txnbuf list`, `describe`, `find-hanging`, `abort`, `groups`, `streams`, `cursors`
+
+`find-hanging` and `abort` also work on a log that no service has open.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from typing import Any
 
 import click
 
-from broker_io.errors import TopicNotFound
+from broker_io import is_cluster
+from broker_io.addresses import shown_address
+from broker_io.errors import ServiceUnavailable, TopicNotFound
+from broker_io.port import Broker
 from txnbuffer.buffer.held_back import HeldBack
-from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, with_service
+from txnbuffer.cli.admin_client import (
+    ServiceAddress,
+    ServiceResponses,
+    call_all,
+    call_owner,
+    service_at,
+    services_of,
+    with_service,
+)
 from txnbuffer.cli.commands import AddressCommand, CommandGroup, address_argument, complete_topic, topic_argument
-from txnbuffer.cli.options import parse_txn
+from txnbuffer.cli.options import LogAddress, log_options, parse_txn
 from txnbuffer.cli.output import narrate, output_option, show_line, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.model import Outcome
+from txnbuffer.model import Outcome, TxnId
 
 STREAM_COLUMNS = (
     *("topic", "stream", "state", "last_sent_seqno", "items_remaining", "items_sent", "bytes_sent", "snapshots_sent"),
@@ -80,18 +95,48 @@ def describe_command(topic: str, service: ServiceAddress, output: str) -> None:
 @address_argument
 @click.option("--older-than", "seconds", default=10.0, show_default=True, type=click.FloatRange(0),
               help="Show transactions whose first record is at least this many seconds old.")  # fmt: skip
-@with_service
+@log_options
 @output_option
-def find_hanging_command(seconds: float, service: ServiceAddress, output: str) -> None:
+def find_hanging_command(seconds: float, log: LogAddress, output: str) -> None:
     """Find transactions that have been open for long, the oldest first.
 
     Each one blocks the readers of all topics that it wrote to. The service aborts it at its timeout;
     `txnbuf abort` aborts it now. A client announces a transaction up to 2 seconds after its begin; until then
     it is shown as "not known to the coordinator yet".
+
+    If no service of a cluster answers, or with file:DIR, it reads the topics and the decision log itself.
     """
-    responses = call_all(service, "FindHanging", seconds=seconds)
-    show_rows(_merged(responses.each), output, title="open transactions", empty=f"none older than {seconds:g} s")
+    from txnbuffer.service.offline import hanging
+
+    with contextlib.ExitStack() as opened:
+        broker = _opened(log, opened)
+        responses = ServiceResponses([], {})
+        if broker is None or is_cluster(log.address):
+            try:
+                responses = call_all(_service(log, broker), "FindHanging", seconds=seconds)
+            except ServiceUnavailable as error:
+                if broker is None:
+                    raise
+                responses.missing[shown_address(log.address)] = error
+        answers = list(responses.each)
+        if broker is not None and (responses.missing or not is_cluster(log.address)):
+            answers.append(hanging(broker, seconds))
+            for problem in responses.missing.values():
+                narrate(f"{problem}. Its transactions are shown as the log has them")
+            responses.missing.clear()
+    show_rows(_merged(answers), output, title="open transactions", empty=f"none older than {seconds:g} s")
     responses.check()
+
+
+def _opened(log: LogAddress, opened: contextlib.ExitStack) -> Broker | None:
+    """The cluster or the directory at an address, opened for reading; None at the address of a service."""
+    log.check_not_in_memory()
+    at_log = is_cluster(log.address) or log.address.startswith("file:")
+    return opened.enter_context(log.open_for_reading()) if at_log else None
+
+
+def _service(log: LogAddress, broker: Broker | None) -> ServiceAddress:
+    return service_at(log) if broker is None else services_of(broker, log)
 
 
 def _merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -110,16 +155,40 @@ def _merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 @click.command("abort", cls=AddressCommand)
 @address_argument
 @click.argument("txn", metavar="MOST:LEAST")
-@with_service
+@log_options
 @output_option
-def abort_command(txn: str, service: ServiceAddress, output: str) -> None:
+def abort_command(txn: str, log: LogAddress, output: str) -> None:
     """Abort the transaction MOST:LEAST of any client, and show its outcome.
 
     A committed transaction stays committed; its outcome is then COMMIT, and the exit code 1.
+
+    If no service of a cluster answers, or with file:DIR, it owns the log meanwhile, as a service does, and writes the
+    markers. It refuses if a service owns the log.
     """
-    answer = call_owner(service, "Abort", txn=str(parse_txn(txn)))
+    wanted, answer = parse_txn(txn), None
+    with contextlib.ExitStack() as opened:
+        broker = _opened(log, opened)
+        if broker is None or is_cluster(log.address):
+            try:
+                answer = call_owner(_service(log, broker), "Abort", txn=str(wanted))
+            except ServiceUnavailable as error:
+                if broker is None:
+                    raise
+                narrate(f"{error}. So this command owns the log meanwhile")
+    if answer is None:
+        answer = _abort_without_service(log, wanted)
     show_record(answer, output)
     sys.exit(1 if answer["outcome"] == Outcome.COMMIT.name else 0)
+
+
+def _abort_without_service(log: LogAddress, txn: TxnId) -> dict[str, Any]:
+    import asyncio
+
+    from txnbuffer.service.offline import aborted
+
+    cluster_mode = is_cluster(log.address)
+    with log.open_for_writing() as broker:
+        return asyncio.run(aborted(broker, txn, "txnbuf abort", cluster_mode=cluster_mode))
 
 
 @click.command("groups", cls=AddressCommand)

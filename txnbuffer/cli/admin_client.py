@@ -11,6 +11,7 @@ import click
 from broker_io import is_cluster
 from broker_io.addresses import shown_address
 from broker_io.errors import Error, InvalidAddress, ServiceUnavailable, TopicNotFound
+from broker_io.port import Broker
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.cli.options import LogAddress, given, log_options
@@ -55,9 +56,14 @@ def service_at(log: LogAddress) -> ServiceAddress:
             raise click.UsageError(f"{ignored} can be used with the address of a cluster only")
         return ServiceAddress(log.address, log.access)
     with log.open_for_reading() as broker:
-        count = shards_of(broker)
-        decisions = [Shard(number, count).topic(DECISIONS) for number in range(count)]
-        addresses = [ServiceDiscovery(broker, log.address, topic).newest_address() for topic in decisions]
+        return services_of(broker, log)
+
+
+def services_of(broker: Broker, log: LogAddress) -> ServiceAddress:
+    """The services of all shards of an opened cluster. Raises ServiceUnavailable if one never had a service."""
+    count = shards_of(broker)
+    decisions = [Shard(number, count).topic(DECISIONS) for number in range(count)]
+    addresses = [ServiceDiscovery(broker, log.address, topic).newest_address() for topic in decisions]
     return ServiceAddress(",".join(addresses), log.access)
 
 

@@ -1,4 +1,7 @@
-"""Compaction of a log that no service has open: an engine owns it meanwhile, so the same rules hold."""
+"""What commands do to a log that no service has open: an engine owns it meanwhile, so the same rules hold.
+
+Open transactions are shown without an owner, from the topics and the decision log; nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,34 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
-from broker_io.port import Broker
+from broker_io.environment import current
+from broker_io.errors import Error, ServiceUnavailable, StillHeld
+from broker_io.port import AnnotatedBroker, Broker
+from snapshots.shard_count import shards_of
+from snapshots.shards import Shard
+from txnbuffer.buffer.state import OpenTxn
 from txnbuffer.config import CompactionConfig
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import decode_owner_address
+from txnbuffer.coordinator.history import History
 from txnbuffer.errors import CompactionFailed
+from txnbuffer.follow import publish_time
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.recovery.decision_log import read_decisions, replayed_topics
+from txnbuffer.rpc.discovery import ServiceDiscovery
+from txnbuffer.service.door.connection import Limits
 from txnbuffer.service.engine.compaction import CompactRecords
 from txnbuffer.service.engine.engine import Engine
 from txnbuffer.service.servers.admin import ServiceAdmin
+from txnbuffer.service.standby.takeover import take_if_free
 
 POLLS = (0.05, 0.1, 0.2, 0.5)
 """Seconds between questions how far a compaction is; the last one is repeated."""
 
 Ask: TypeAlias = Callable[..., Awaitable[Any]]
 """`ask(method, **request)` asks the service, or the engine that owns the log meanwhile."""
+MARKER_SECONDS = 60.0
+"""Seconds within which the topics of an aborted transaction must have its markers."""
 
 
 @contextlib.asynccontextmanager
@@ -28,15 +47,134 @@ async def owning(
 ) -> AsyncIterator[Ask]:
     """Own the log of a broker and ask its engine. `compact_records` compacts topics instead of the broker."""
     engine = await Engine.start(broker, owner=owner, compaction=config, compact_records=compact_records)
+    try:
+        yield _asking(engine)
+    finally:
+        await engine.stop()
+
+
+def _asking(engine: Engine) -> Ask:
     methods = ServiceAdmin(engine).methods()
 
     async def ask(method: str, **request: Any) -> Any:
         return await methods[method](request)
 
+    return ask
+
+
+async def aborted(broker: Broker, txn: TxnId, owner: str, *, cluster_mode: bool) -> dict[str, Any]:
+    """Abort a transaction of a log without a service, and write its markers; answers as the service does.
+
+    Owns all shards of a cluster that have no service: each writes the markers of its own topics. Raises StillHeld while
+    a service owns the shard of the transaction.
+    """
+    count = shards_of(broker)
+    engines: dict[int, Engine] = {}
     try:
-        yield ask
+        # The shard of the transaction first: if a service has it, nothing is owned.
+        for number in sorted(range(count), key=lambda number: number != txn.most):
+            try:
+                engines[number] = await _start(broker, owner, Shard(number, count), cluster_mode=cluster_mode)
+            except StillHeld:
+                if not engines:
+                    raise StillHeld(
+                        f"a service owns shard {number} of the log, so only that service can abort transaction {txn}: "
+                        "find out why it does not answer, or stop it"
+                    ) from None
+        first = next(iter(engines.values()))
+        answer: dict[str, Any] = await _asking(first)("Abort", txn=str(txn))
+        await _until_ended(txn, [*engines.values()])
+        return answer
     finally:
-        await engine.stop()
+        for engine in engines.values():
+            await engine.stop()
+
+
+async def _start(broker: Broker, owner: str, shard: Shard, *, cluster_mode: bool) -> Engine:
+    """Own a shard that no service owns. Clients still look for the next service at the address of the last one."""
+    decisions = shard.topic(DECISIONS)
+    address = await asyncio.to_thread(_last_address, broker, decisions) if cluster_mode else ""
+    note = broker.annotation(decisions) if isinstance(broker, AnnotatedBroker) else None
+    annotated = None if note is None else decode_owner_address(note)
+    limits = Limits(create_topics=annotated is None or annotated.creates_topics)
+    state = await asyncio.to_thread(take_if_free, broker, shard) if cluster_mode else None
+    return await Engine.start(
+        broker, owner=owner, address=address, shard=shard, cluster_mode=cluster_mode, standby_state=state, limits=limits
+    )
+
+
+def _last_address(broker: Broker, decisions: str) -> str:
+    """Where the last owner of a decision log served; empty if it said nothing. Raises ServiceUnavailable."""
+    try:
+        return ServiceDiscovery(broker, "", decisions).newest_address()
+    except ServiceUnavailable:
+        if decisions not in broker.topics():
+            raise  # it never had an owner, and must not get its first one here
+        return ""
+
+
+async def _until_ended(txn: TxnId, engines: Sequence[Engine]) -> None:
+    """Wait for the markers of a decided transaction. Raises ServiceUnavailable."""
+    clock = current().clock
+    deadline = clock.monotonic() + MARKER_SECONDS
+    while left := [
+        name
+        for engine in engines
+        for name, topic in engine.topics.by_name.items()
+        if topic.followed is not None and txn in topic.followed.buffer.ongoing
+    ]:
+        if clock.monotonic() >= deadline:
+            raise ServiceUnavailable(
+                f"transaction {txn} is decided, but {', '.join(left)} got no marker within {MARKER_SECONDS:g} s: start "
+                "a service, which writes it, or try again"
+            )
+        await asyncio.sleep(POLLS[0])
+
+
+def hanging(broker: Broker, seconds: float) -> list[dict[str, Any]]:
+    """Open transactions of a log without a service, as the service answers FindHanging. Nothing is written.
+
+    Raises as `read_decisions`.
+    """
+    count = shards_of(broker)
+    buffers = replayed_topics(broker, count)
+    histories = [read_decisions(broker, Shard(number, count), buffers).history for number in range(count)]
+    now = current().clock.now_ms() / 1000
+    found: dict[TxnId, dict[str, Any]] = {}
+    for topic, entry in ((topic, entry) for topic, buffer in buffers.items() for entry in buffer.ongoing.values()):
+        if (known := found.get(entry.txn)) is None:
+            found[entry.txn] = _row(broker, topic, entry, histories, now)
+        else:
+            known["topics"].append(topic)
+    rows = [row for row in found.values() if (row["open_seconds"] or 0) >= seconds]
+    return sorted(rows, key=lambda row: -(row["open_seconds"] or 0))
+
+
+def _row(broker: Broker, topic: str, entry: OpenTxn, histories: Sequence[History], now: float) -> dict[str, Any]:
+    started: int | None = None
+    with contextlib.suppress(Error):
+        started = publish_time(broker, topic, entry.first)
+    return {
+        "txn": str(entry.txn),
+        "state": _state(entry.txn, histories),
+        "open_seconds": None if started is None else round(max(now - started / 1000, 0.0), 3),
+        "aborted_in_seconds": None,
+        "session": None,
+        "client": "unknown: no service runs",
+        "first": str(entry.first),
+        "records": entry.accepted,
+        "topics": [topic],
+    }
+
+
+def _state(txn: TxnId, histories: Sequence[History]) -> str:
+    if txn.most >= len(histories):
+        return "of no shard of this log"
+    for group in histories[txn.most].groups.values():
+        for row in group.rows:
+            if row.least == txn.least:
+                return "committing" if row.outcome is Outcome.COMMIT else "aborting"
+    return "open"
 
 
 async def compacted(ask: Ask, topic: str, number: int, show: Callable[[str, int, int], None]) -> dict[str, Any]:
