@@ -54,7 +54,7 @@ pulsar: $(STAMP) ## show which Pulsar and which etcd the tests use, and download
 	$(BIN)/python tests/etcd_server.py >&2 || true # without one of them the tests that need it fail
 	$(BIN)/python tests/pulsar_cluster.py >&2 || true
 
-plugin: $(STAMP) ## build the jar of the broker plug-in, build/txnbuffer-broker.jar, with a JDK 17
+plugin: $(STAMP) ## build the jar of the broker plug-in into the package, with a JDK 17
 	$(BIN)/python broker_plugin/build.py
 
 size: $(STAMP) ## print the size of packages, tests and hot paths, and the seconds of the tests

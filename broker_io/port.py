@@ -389,6 +389,14 @@ class ReloadingBroker(Protocol):
         """
 
 
+PLUG_IN_SETTINGS = {
+    "topicFactoryClassName": "txnbuffer.broker.TxnTopicFactory",
+    "allowOverrideEntryFilters": "true",
+    "transactionCoordinatorEnabled": "false",
+}
+"""The settings of a broker with the plug-in; it does not start without the class that a setting names."""
+
+
 class BrokerPlugIn(NamedTuple):
     """A broker of a cluster, and the settings that it lacks to show plain consumers only what committed."""
 

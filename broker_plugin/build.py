@@ -1,16 +1,19 @@
-"""Builds the jar of the broker plug-in with `javac` and `jar`, against the jars of Pulsar's server distribution.
+"""Builds the jar of the broker plug-in with `javac`, against the jars of Pulsar's server distribution.
 
-`python broker_plugin/build.py [JAR]` prints the path of the jar. The same sources give the same bytes with any JDK 17:
-entries are sorted and have a fixed time, and the manifest is given.
+`python broker_plugin/build.py` builds one for each supported minor version of Pulsar, or for the distribution in
+TXNBUFFER_PULSAR_HOME, into the Python package, which wheels are made of, and prints their paths. The same sources give
+the same bytes with any JDK 17: entries are sorted, not compressed, and have a fixed time and mode.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,7 +21,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 SOURCES = HERE / "java"
 TEST_SOURCES = HERE / "tests"
-JAR = ROOT / "build" / "txnbuffer-broker.jar"
+JARS = ROOT / "txnbuffer" / "jars"
+PULSARS = ("4.0.8",)
+"""A release of each supported minor version of Pulsar."""
 RELEASE = "17"
 SCHEMAS = [
     *(ROOT / "snapshots" / "schemas" / f"end-{version}.avsc" for version in (1, 2)),
@@ -26,7 +31,9 @@ SCHEMAS = [
 ]
 """The schemas of the entries that the plug-in reads: the files that the Python packages use."""
 SCHEMAS_IN_JAR = Path("txnbuffer") / "schemas"
-TIME = "2020-01-01T00:00:00Z"
+BUILT = Path("txnbuffer") / "plugin.properties"
+"""In the jar: the version of the plug-in, and the minor version of Pulsar that it was built for."""
+TIME = (2020, 1, 1, 0, 0, 0)
 MANIFEST = "Manifest-Version: 1.0\nCreated-By: txnbuffer\n"
 SECONDS = 300.0
 
@@ -35,10 +42,19 @@ class BuildFailed(RuntimeError):
     """The message says what is missing, or has the output of the tool."""
 
 
-def distribution() -> Path:
+def distribution(version: str = PULSARS[0]) -> Path:
     """The directory of the server distribution: TXNBUFFER_PULSAR_HOME, or the cached one, fetched if necessary."""
     chosen = os.environ.get("TXNBUFFER_PULSAR_HOME")
-    return Path(chosen or run([str(ROOT / "docker" / "distribution.sh")]).strip())
+    return Path(chosen or run([str(ROOT / "docker" / "distribution.sh"), version]).strip())
+
+
+def minor_version(home: Path) -> str:
+    """The minor version of a distribution, such as 4.0. Raises BuildFailed."""
+    names = [path.name for path in (home / "lib").glob("*pulsar-broker-*.jar")]
+    found = {part[1] for name in names if (part := re.search(r"pulsar-broker-(\d+\.\d+)\.\d", name))}
+    if len(found) != 1:
+        raise BuildFailed(f"{home}/lib has no pulsar-broker jar: it is not Pulsar's server distribution")
+    return found.pop()
 
 
 def run(command: Sequence[str]) -> str:
@@ -51,13 +67,14 @@ def run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def classpath(*directories: Path) -> str:
+def classpath(*directories: Path, home: Path | None = None) -> str:
     """The classpath of directories and the jars of the distribution."""
-    return os.pathsep.join([*map(str, directories), str(distribution() / "lib" / "*")])
+    return os.pathsep.join([*map(str, directories), str((home or distribution()) / "lib" / "*")])
 
 
-def compile_into(target: Path, sources: Iterable[Path] = (SOURCES,)) -> None:
-    """Compile the sources below some directories, and copy the schemas, into `target`. Raises BuildFailed."""
+def compile_into(target: Path, sources: Iterable[Path] = (SOURCES,), home: Path | None = None) -> None:
+    """Compile the sources below some directories, and write the resources, into `target`. Raises BuildFailed."""
+    home = home or distribution()
     files = sorted(str(path) for directory in sources for path in directory.rglob("*.java"))
     options = [
         "-encoding",
@@ -67,34 +84,44 @@ def compile_into(target: Path, sources: Iterable[Path] = (SOURCES,)) -> None:
         "-proc:none",
         "-Werror",
     ]
-    run(["javac", "--release", RELEASE, *options, "-cp", classpath(), "-d", str(target), *files])
+    built = {"version": txnbuffer_version(), "pulsar": minor_version(home)}
+    run(["javac", "--release", RELEASE, *options, "-cp", classpath(home=home), "-d", str(target), *files])
     (target / SCHEMAS_IN_JAR).mkdir(parents=True, exist_ok=True)
     for schema in SCHEMAS:
         shutil.copyfile(schema, target / SCHEMAS_IN_JAR / schema.name)
+    (target / BUILT).write_text("".join(f"{name}={value}\n" for name, value in built.items()))
 
 
-def build(jar: Path = JAR) -> Path:
-    """Build the jar. Raises BuildFailed."""
+def txnbuffer_version() -> str:
+    (version,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "txnbuffer" / "__init__.py").read_text(), re.MULTILINE)
+    return str(version)
+
+
+def build(jar: Path | None = None, home: Path | None = None) -> Path:
+    """Build the jar for a distribution. Raises BuildFailed."""
+    home = home or distribution()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as classes:
-        compile_into(Path(classes))
-        return pack(Path(classes), jar)
+        compile_into(Path(classes), home=home)
+        return pack(Path(classes), jar or JARS / f"txnbuffer-broker-{minor_version(home)}.jar")
 
 
 def pack(classes: Path, jar: Path) -> Path:
-    """Write the jar of a directory. Raises BuildFailed."""
-    names = sorted(str(path.relative_to(classes)) for path in classes.rglob("*") if path.is_file())
-    entries = [word for name in names for word in ("-C", str(classes), name)]
-    with tempfile.TemporaryDirectory() as scratch:
-        manifest, made = Path(scratch, "manifest"), Path(scratch, "made.jar")
-        manifest.write_text(MANIFEST)
-        run(["jar", "--create", "--date", TIME, "--file", str(made), "--manifest", str(manifest), *entries])
-        jar.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, jar)
-    return jar
+    """Write the jar of a directory."""
+    paths = sorted((path.relative_to(classes).as_posix(), path) for path in classes.rglob("*") if path.is_file())
+    contents = [("META-INF/MANIFEST.MF", MANIFEST.encode()), *((name, path.read_bytes()) for name, path in paths)]
+    jar.parent.mkdir(parents=True, exist_ok=True)
+    made = jar.with_name(f".{jar.name}.{os.getpid()}")
+    with zipfile.ZipFile(made, "w") as packed:
+        for name, content in contents:
+            entry = zipfile.ZipInfo(name, TIME)
+            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            packed.writestr(entry, content)
+    return made.replace(jar)  # a JVM that runs with the former one keeps that
 
 
 if __name__ == "__main__":
     try:
-        print(build(*map(Path, sys.argv[1:2])))
+        for home in dict.fromkeys(map(distribution, PULSARS)):
+            print(build(home=home))
     except BuildFailed as error:
         sys.exit(f"the broker plug-in cannot be built: {error}")

@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
+JARS = ROOT / "txnbuffer" / "jars"
 PAGES = ("README.md", "docs/guide.md", "docs/read.md")
 SDIST_TESTS = ("tests/test_tidy.py", "tests/test_golden_files.py", "tests/buffer")
 """Tests that read files of all parts of the tree, and some that don't."""
@@ -111,8 +112,10 @@ def step(what: str, command: Sequence[object], *, cwd: Path | str = ROOT) -> str
 
 
 def build() -> tuple[Path, Path]:
-    """Build wheel and sdist, the only files in dist/."""
+    """Build wheel and sdist, the only files in dist/, with the jars of the broker plug-in in them."""
     shutil.rmtree(DIST, ignore_errors=True)
+    shutil.rmtree(JARS, ignore_errors=True)
+    step("build the broker plug-in", [sys.executable, ROOT / "broker_plugin" / "build.py"])
     step("build", [sys.executable, "-m", "hatchling", "build", "--directory", DIST])
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     return wheel, sdist
@@ -129,6 +132,7 @@ def try_release(release: Path, python: str, tree: Path, scratch: Path) -> None:
         sys.exit(f"{release.name} says that it is version {shown}")
     for page in PAGES:
         step(page, [own / "python", "-I", tree / "tests" / "page_runner.py", tree / page], cwd=scratch)
+    step("the broker plug-in", [own / "txnbuf", "plugin", "install", scratch])
     step("the demo", [own / "txnbuf", "demo"], cwd=scratch)
     (scratch / "test_application.py").write_text(APPLICATION_TEST)
     step("install the extra testing", [own / "python", "-m", "pip", "install", "--quiet", f"{release}[testing]"])

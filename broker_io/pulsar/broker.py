@@ -25,6 +25,7 @@ from broker_io.partitions import HASHINGS, Hashing, whole_name
 from broker_io.port import (
     MAX_MESSAGE_BYTES,
     OWN_PREFIX,
+    PLUG_IN_SETTINGS,
     BrokerPlugIn,
     Ledger,
     Resource,
@@ -67,12 +68,6 @@ ADMIN_SECONDS = 20.0
 """How long nothing may listen at the admin URL, while brokers accept clients, before the URL counts as wrong."""
 LOOK_SECONDS = 0.1
 
-PLUG_IN = {
-    "topicFactoryClassName": "txnbuffer.broker.TxnTopicFactory",
-    "allowOverrideEntryFilters": "true",
-    "transactionCoordinatorEnabled": "false",
-}
-"""The settings of a broker with the plug-in; it does not start without the class that a setting names."""
 POLICY_LOCKS = 32
 """Locks for changes of topic policies, chosen by hash of the topic."""
 
@@ -266,7 +261,9 @@ class PulsarBroker(Resource):
         for address in sorted(admin.query("brokers", texts)):
             broker = admin.at(f"{scheme}://{address}")
             settings = broker.query("brokers/configuration/runtime", mapping)
-            missing = tuple(f"{name}={value}" for name, value in PLUG_IN.items() if settings.get(name) != value)
+            missing = tuple(
+                f"{name}={value}" for name, value in PLUG_IN_SETTINGS.items() if settings.get(name) != value
+            )
             found.append(BrokerPlugIn(address, str(broker.ask("GET", "brokers/version")), missing))
         return found
 

@@ -46,7 +46,7 @@ COMMANDS = {
     "relay": ("relay", "Copy the committed records of a topic to another topic, exactly once."),
     "materialize": ("materialize", "Keep the latest value of each key in a SQLite table."),
     "pipeline": ("pipeline", "Run Spark jobs: export, audit, recover, compact and profile."),
-    "plugin": ("plugin", "Show which brokers of a cluster have the plug-in for plain consumers."),
+    "plugin": ("plugin", "Install the plug-in of brokers for plain consumers, and check which have it."),
     "bench": ("installation", "Run the benchmarks and print one JSON object per line."),
     "token": ("access", "Create, list and revoke tokens for a service."),
     "access": ("access", "Check a policy, and what it allows."),

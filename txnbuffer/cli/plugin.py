@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import sys
+import tempfile
+from importlib.resources import files
+from pathlib import Path
 
 import click
 
-from broker_io.errors import InvalidAddress
-from broker_io.port import PlugInBroker
+from broker_io.errors import EnvironmentFault, InvalidAddress
+from broker_io.port import PLUG_IN_SETTINGS, PlugInBroker
 from txnbuffer.cli.commands import CommandGroup, address_argument
 from txnbuffer.cli.options import LogAddress, log_options
-from txnbuffer.cli.output import output_option, show_rows
+from txnbuffer.cli.output import narrate, output_option, show_rows
+from txnbuffer.errors import InvalidRequest
+
+JARS = Path(str(files("txnbuffer") / "jars"))
+"""One jar for each supported minor version of Pulsar; the build of a release writes them."""
+INSTALLED = "txnbuffer-broker.jar"
+
+
+class NoPlugIn(EnvironmentFault):
+    """This installation has no jar of the plug-in, or none for a version of Pulsar."""
 
 
 @click.group("plugin", cls=CommandGroup)
@@ -37,3 +52,55 @@ def check_plugin(log: LogAddress, output: str) -> None:
         found = broker.plug_ins()
     show_rows([{**one._asdict(), "missing": ", ".join(one.missing)} for one in found], output, title="plug-in")
     sys.exit(1 if any(one.missing for one in found) else 0)
+
+
+@plugin_command.command("install")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+def install_plugin(directory: Path) -> None:
+    """Write the jar of the plug-in into DIR, the lib/ of a broker, and print what its broker.conf needs.
+
+    A jar that is there is replaced; a broker uses the new one after a restart. If brokers have the same files from
+    elsewhere, as in an image, use any DIR and name the jar in PULSAR_EXTRA_CLASSPATH.
+    """
+    if not directory.is_dir():
+        raise InvalidRequest(f"{directory} is not a directory: give the lib/ of a broker")
+    jar = jar_of(directory)
+    try:
+        replace(directory / INSTALLED, jar.read_bytes())
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {directory / INSTALLED}: {error.strerror}") from error
+    click.echo("\n".join(f"{name}={value}" for name, value in PLUG_IN_SETTINGS.items()))
+    narrate(f"wrote {directory / INSTALLED}; set the above in broker.conf, and restart the broker")
+
+
+def jar_of(lib: Path) -> Path:
+    """The jar for the broker whose `lib` this is, or the only one. Raises NoPlugIn."""
+    found = {path.stem.removeprefix("txnbuffer-broker-"): path for path in sorted(JARS.glob("txnbuffer-broker-*.jar"))}
+    if not found:
+        raise NoPlugIn(
+            "this installation was built without the jar of the plug-in: run make plugin in the source tree, which "
+            "needs a JDK 17 and Maven, and install from there, or install a released wheel"
+        )
+    names = [path.name for path in lib.glob("*pulsar-broker-*.jar")]
+    versions = {part[1] for name in names if (part := re.search(r"pulsar-broker-(\d+\.\d+)\.\d", name))} or {*found}
+    if len(versions) != 1:
+        raise NoPlugIn(f"there are jars for Pulsar {', '.join(sorted(versions))}: give the lib/ of a broker as DIR")
+    (version,) = versions
+    if version not in found:
+        raise NoPlugIn(f"{lib} belongs to Pulsar {version}, and there are jars for {', '.join(found)} only")
+    return found[version]
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file; a JVM that runs with the former one keeps that."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".txnbuffer-broker.", delete=False) as made:
+        try:
+            made.write(content)
+            made.flush()
+            os.fsync(made.fileno())
+            os.fchmod(made.fileno(), 0o644)
+            os.replace(made.name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(made.name)
+            raise

@@ -1,5 +1,9 @@
 package txnbuffer.broker;
 
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.UncheckedIOException;
+import java.util.Properties;
 import org.apache.bookkeeper.mledger.ManagedLedger;
 import org.apache.pulsar.PulsarVersion;
 import org.apache.pulsar.broker.ServiceConfiguration;
@@ -14,8 +18,8 @@ import org.apache.pulsar.common.naming.TopicName;
  * {@code allowOverrideEntryFilters=true}.
  */
 public final class TxnTopicFactory implements TopicFactory {
-    /** The minor version of Pulsar whose classes this plug-in extends. */
-    static final String BUILT_FOR = "4.0.";
+    /** What the build wrote: {@code version} of this plug-in; {@code pulsar}, whose classes it extends, such as 4.0. */
+    static final Properties BUILT = built();
 
     @Override
     @SuppressWarnings("unchecked")
@@ -34,8 +38,9 @@ public final class TxnTopicFactory implements TopicFactory {
 
     /** Why no topic of this broker can be filtered; null if all can. */
     static String refusal(String version, ServiceConfiguration conf) {
-        if (!version.startsWith(BUILT_FOR)) {
-            return "the broker plug-in was built for Pulsar " + BUILT_FOR + "x, and this is " + version
+        String builtFor = BUILT.getProperty("pulsar") + ".";
+        if (!version.startsWith(builtFor)) {
+            return "the broker plug-in was built for Pulsar " + builtFor + "x, and this is " + version
                     + ": install the jar for this version, or remove topicFactoryClassName from broker.conf";
         }
         if (conf.isTransactionCoordinatorEnabled()) {
@@ -46,5 +51,15 @@ public final class TxnTopicFactory implements TopicFactory {
             return "set allowOverrideEntryFilters=true in broker.conf: without it brokers do not ask topics for filters";
         }
         return null;
+    }
+
+    private static Properties built() {
+        Properties read = new Properties();
+        try (InputStream in = TxnTopicFactory.class.getResourceAsStream("/txnbuffer/plugin.properties")) {
+            read.load(in);
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+        return read;
     }
 }
