@@ -36,8 +36,11 @@ FOREIGN_NAMES = {
     *("TimeoutStopSec", "TransactionConflictException"),
 }
 """Names of other programs, of HTTP, and of the simulator."""
-NOT_MODULES = {"txnbuffer.note", *(f"txnbuffer.v1.{name}" for name in ("Admin", "Log", "Session", "Streams"))}
-"""A property of a topic, and the services of the protocol files."""
+NOT_MODULES = {
+    *(f"txnbuffer.{name}" for name in ("first", "note", "readable", "reason", "state", "transaction")),
+    *(f"txnbuffer.v1.{name}" for name in ("Admin", "Log", "Session", "Streams")),
+}
+"""Properties of a topic and of a subscription, and the services of the protocol files."""
 FOREIGN_OPTIONS = {"--conf", "--master"}
 """Options of spark-submit, which `txnbuf pipeline submit` hands on."""
 
