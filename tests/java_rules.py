@@ -6,22 +6,38 @@ import base64
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
+import pulsar_entries
 import pytest
 from buffer.buffer_driver import Owner
 from histories import Log, place
 
-from broker_io.batch import Message
+from broker_io.batch import Batch, Message
 from broker_io.position import NO_INDEX, Position
 from broker_plugin.build import SOURCES, TEST_SOURCES, BuildFailed, classpath, compile_into
 from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.errors import ProtocolStopped
-from txnbuffer.protocol import MAX_SET_RECORDS, RECORDS, number, removed_rows
+from txnbuffer.protocol import MAX_SET_RECORDS, RECORDS, REMOVED, SEQ, number, removed_rows
+from txnbuffer.recordset import pack, unpack
 
-ANSWERED = ("entry", "until", "ordinary", "all", "abort", "read", "resume", "partition", "refusal", "shards")
+ANSWERED = (
+    "entry",
+    "delivered",
+    "cut",
+    "until",
+    "ordinary",
+    "all",
+    "abort",
+    "read",
+    "resume",
+    "partition",
+    "refusal",
+    "shards",
+)
 Indexes = list[int]
 Entry = tuple[tuple[int, int], Indexes]
 """Ledger and entry, and the indexes of its messages in the log."""
@@ -72,6 +88,11 @@ def word(content: str | bytes) -> str:
     return "_" + base64.urlsafe_b64encode(data).decode()
 
 
+def content(found: str) -> bytes:
+    """The bytes of a word."""
+    return base64.urlsafe_b64decode(found.removeprefix("_"))
+
+
 def pairs(properties: Mapping[str, str]) -> list[str]:
     return [f"{word(name)}.{word(text)}" for name, text in properties.items()]
 
@@ -80,22 +101,76 @@ def spaced(*numbers: int) -> str:
     return " ".join(map(str, numbers))
 
 
-def message_command(position: Position, message: Message) -> str:
-    value = "-" if message.value is None else word(message.value)
-    return " ".join(["message", spaced(*position), value, *pairs(message.properties)])
-
-
 def entries_of(log: Log) -> list[Entry]:
     keys = [event.position[:2] for event in log.events]
     return [(key, [*indexes]) for key, indexes in groupby(range(len(keys)), keys.__getitem__)]
 
 
-def passed(log: Log, entry: Entry) -> Iterator[str]:
-    """The commands that pass one entry to the rules; the last one is answered."""
-    (ledger, number_), indexes = entry
-    for index in indexes:
-        yield message_command(log.events[index].position, log.messages[index])
-    yield f"entry {spaced(ledger, number_, NO_INDEX)}"
+MOST_ROWS = 10
+"""Records of a set that is made whole; others have values that cannot be unpacked."""
+
+
+def messages_of(log: Log, entry: Entry) -> list[Message]:
+    """The messages of an entry; record sets have records."""
+    messages = [log.messages[index] for index in entry[1]]
+    sizes = [rows_of(log.messages[index], log.events[index].position) for index in entry[1]]
+    sound = [RECORDS in one.properties and REMOVED not in one.properties for one in messages]
+    return [
+        one._replace(value=set_of(size)) if is_set and size <= MOST_ROWS else one
+        for one, size, is_set in zip(messages, sizes, sound, strict=True)
+    ]
+
+
+@cache
+def set_of(size: int) -> bytes:
+    """The value of a record set."""
+    rows = [
+        Message(*[(b"key", b"one", {"n": "7"}), (None, None, {"text": "a"}), (b"", b"%d" % row, {})][row % 3], row)
+        for row in range(size)
+    ]
+    return pack(Batch.of(rows), compress=size > 3).value or b""
+
+
+def compression(entry: Entry) -> int:
+    return pulsar_entries.COMPRESSIONS[entry[0][1] % 3]
+
+
+def packed(messages: Sequence[Message], log: Log, entry: Entry) -> bytes:
+    """Messages packed as those of an entry, in a way that depends on its place."""
+    batched = log.events[entry[1][0]].position.batch != NO_INDEX
+    broker_data = b"\x08\x05" if entry[0][0] % 2 else b""
+    return pulsar_entries.entry(messages, batched=batched, compression=compression(entry), broker_data=broker_data)
+
+
+def passed(log: Log, entry: Entry) -> str:
+    """The command that passes an entry to the rules."""
+    return f"entry {spaced(*entry[0], NO_INDEX)} {word(packed(messages_of(log, entry), log, entry))}"
+
+
+def check_delivered(answer: str, log: Log, entry: Entry, hidden: Sequence[int]) -> None:
+    """Assert that an answer to `delivered` is what plain consumers have to get of an entry."""
+    messages = messages_of(log, entry)
+    sizes = [rows_of(log.messages[index], log.events[index].position) for index in entry[1]]
+    if not any(hidden) or [*hidden] == sizes:
+        assert answer == ("hidden" if any(hidden) else "unchanged")
+        return
+    found = pulsar_entries.parts(content(answer), compression(entry))
+    if len(sizes) == 1:
+        kept = [_without_first(hidden[0], messages[0], found.payload)]
+    else:
+        kept = [message for message, rows in zip(messages, hidden, strict=True) if not rows]
+    assert found == pulsar_entries.parts(packed(kept, log, entry), compression(entry))
+
+
+def _without_first(hidden: int, message: Message, value: bytes) -> Message:
+    """The message of a record set without its first records, which has this value."""
+    count = number(message.properties[RECORDS], MAX_SET_RECORDS) - hidden
+    changed = {**message.properties, RECORDS: str(count)}
+    if SEQ in changed:
+        changed[SEQ] = str(int(changed[SEQ]) + hidden)
+    found = message._replace(value=value, properties=changed)
+    assert [*unpack(Position(0, 0), found)] == [*unpack(Position(0, 0), message)][hidden:]
+    return found
 
 
 def rows_of(message: Message, position: Position) -> int:

@@ -7,18 +7,23 @@ commits, whether the topic stopped, and how many rows of each newly decided mess
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
+import numpy as np
+import pulsar_entries
 import pytest
 from golden_files import GOLDEN, committed
-from histories import History, Log, damage, histories, marker, record
+from histories import DAMAGES, History, Log, damage, histories, marker, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from java_rules import ANSWERED, JavaRules, Python, compared, message_command, passed, spaced
+from java_rules import ANSWERED, JavaRules, Python, check_delivered, compared, content, passed, set_of, spaced, word
 
-from broker_io.batch import Message
-from broker_io.position import NO_INDEX
+from broker_io.batch import Batch, Blobs, Labels, Message, Numbers
+from broker_io.block import encode_block
+from broker_io.position import NO_INDEX, Int64s, Position
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.protocol import MARKER, RECORDS, REMOVED, SEQ, TXN, VERSION
+from txnbuffer.protocol import MARKER, RECORDS, REMOVED, SEQ, TXN, VERSION, encode_marker
+from txnbuffer.recordset import unpack
 
 SOAK = settings.get_current_profile_name() == "soak"
 T1, T2, T3 = TxnId(0, 1), TxnId(0, 2), TxnId(0, 3)
@@ -29,7 +34,7 @@ def of_log(log: Log) -> tuple[list[str], list[str]]:
     python = Python(log)
     commands, expected = ["new", "start"], []
     for number, entry in enumerate(python.entries):
-        commands += passed(log, entry)
+        commands.append(passed(log, entry))
         expected.append(python.entry(number))
     return [*commands, "all"], [*expected, python.everything()]
 
@@ -40,7 +45,7 @@ def of_history(history: History) -> tuple[list[str], list[str]]:
     commands, expected = ["new", "start"], []
     trims = [*history.trims]
     for number, entry in enumerate(python.entries):
-        commands += passed(history.log, entry)
+        commands.append(passed(history.log, entry))
         expected.append(python.entry(number))
         while trims and trims[0][0] <= entry[1][-1] + 1:
             first_ledger = trims.pop(0)[1]
@@ -55,6 +60,19 @@ def of_history(history: History) -> tuple[list[str], list[str]]:
 def test_generated_histories(java: JavaRules, history: History) -> None:
     commands, expected = of_history(history)
     compared(java.answers(commands), expected, commands)
+    check_deliveries(java, history)
+
+
+def check_deliveries(java: JavaRules, history: History) -> None:
+    """Assert that plain consumers get what is visible of each entry of the ledgers that the JVM still has."""
+    log, python = history.log, Python(history.log)
+    first_ledger = max((first for _, first in history.trims), default=0)
+    for number in range(len(python.entries)):
+        python.entry(number)
+    left = [number for number in range(python.decided) if python.entries[number][0][0] >= first_ledger]
+    answers = java.answers([f"delivered {spaced(*python.entries[number][0], NO_INDEX)}" for number in left])
+    for answer, number in zip(answers, left, strict=True):
+        check_delivered(answer, log, python.entries[number], python.hidden(number, number + 1))
 
 
 def golden_history() -> History:
@@ -90,6 +108,68 @@ def test_golden_history(java: JavaRules) -> None:
     lines = [f"{command}\n  {next(answered)}" if command.startswith(ANSWERED) else command for command in commands]
     committed("broker_plugin/history.txt", "\n".join([*lines, ""]).encode())
     compared(java.answers(commands), expected, commands)
+
+
+def test_golden_rewritten_entries(java: JavaRules) -> None:
+    """Cursors store places in rewritten batches, so these bytes are a format."""
+    records = [record(T1, 1), record(T2, 1), record(None), record(T2, 2), record(T1, 2)]
+    batch = [one._replace(key=b"key %d" % row, value=b"value %d" % row) for row, one in enumerate(records)]
+    sets = [Message(None, set_of(4), record(T1, seq, size=4).properties) for seq in (3, 5)]  # two rows are there twice
+    ends = [encode_marker(marker((T1, Outcome.COMMIT, 8))), encode_marker(marker((T2, Outcome.ABORT, 2)))]
+    entries = [
+        pulsar_entries.entry(batch),
+        pulsar_entries.entry(batch[1:], broker_data=b"\x08\x05\x10\x07"),
+        *(pulsar_entries.entry([one], batched=False) for one in [*sets, *ends]),
+    ]
+    commands = ["new", "start", *(f"entry 1 {at} -1 {word(data)}" for at, data in enumerate(entries))]
+    java.answers(commands)
+    asked = [f"delivered 1 {at} -1" for at in range(len(entries))]
+    answers = java.answers(asked)
+    lines = [*commands, *(f"{command}\n  {answer}" for command, answer in zip(asked, answers, strict=True))]
+    committed("broker_plugin/rewritten.txt", "\n".join([*lines, ""]).encode())
+    first, second, whole, cut, *markers = answers
+    assert (whole, markers) == ("unchanged", ["hidden", "hidden"])
+    assert content(first) == pulsar_entries.entry([batch[0], batch[2], batch[4]])
+    assert content(second) == pulsar_entries.entry([batch[2]], broker_data=b"\x08\x05\x10\x07")  # 4 is there twice
+    value = pulsar_entries.parts(content(cut)).payload
+    left = Message(None, value, record(T1, 7, size=2).properties)
+    assert content(cut) == pulsar_entries.entry([left], batched=False)
+    assert [one.value for one in unpack(Position(1, 3), left)] == [b"2", b"one"]
+
+
+@settings(max_examples=500 if SOAK else 100)
+@given(data=st.data())
+def test_record_sets_without_their_first_records(java: JavaRules, data: st.DataObject) -> None:
+    size = data.draw(st.integers(2, 40))
+    hidden = data.draw(st.integers(1, size - 1))
+    texts, numbers = st.none() | st.binary(max_size=9), st.integers(-(2**63), 2**63 - 1)
+    rows = st.lists(texts, min_size=size, max_size=size)
+    mask = st.none() | st.lists(st.booleans(), min_size=size, max_size=size).map(
+        lambda flags: np.array(flags, np.bool_)
+    )
+    labels = st.lists(st.sampled_from([None, "", "größe"]), min_size=size, max_size=size).map(Labels.of)
+    columns = st.builds(Numbers, st.lists(numbers, min_size=size, max_size=size).map(int64s), mask) | labels
+    records = Batch(
+        Blobs.of(data.draw(rows)),
+        Blobs.of(data.draw(rows)),
+        data.draw(st.dictionaries(st.sampled_from(["a", "é", "long"]), columns)),
+        data.draw(st.none() | st.lists(st.integers(0, 2**50), min_size=size, max_size=size).map(int64s)),
+    )
+    compress = {name: data.draw(st.booleans()) for name in ("compress", "compress_keys", "hashed")}
+    times = data.draw(st.sampled_from([None, int64s(range(size))]))
+    block = encode_block(records, first_entry=3, publish_time=5, publish_times=times, **compress)
+    stored = b"".join(block.chunks)
+    found = content(java.answers([f"cut {hidden} {size} {word(stored)}"])[0])
+    properties = {VERSION: "1", RECORDS: str(size - hidden)}
+    assert [*unpack(Position(1, 0), Message(None, found, properties))] == [*records.take(slice(hidden, None))]
+    damaged = bytearray(stored)
+    damage(damaged, *data.draw(DAMAGES))
+    answer = java.answers([f"cut {hidden} {size} {word(bytes(damaged))}"])[0]
+    assert answer.startswith("refused") or content(answer) == found  # the padding has no checksum
+
+
+def int64s(numbers: Iterable[int]) -> Int64s:
+    return np.array([*numbers], np.int64)
 
 
 def test_golden_markers_with_damage(java: JavaRules) -> None:
@@ -161,9 +241,7 @@ def test_a_replay_moves_the_bound_at_its_end(java: JavaRules) -> None:
     log.records(None, 0, 2)
     log.records(T1, 1, 1)
     log.end(T1, Outcome.ABORT)
-    commands = ["new", "start", "until 1 2 -1"]
-    for entry in Python(log).entries:
-        commands += passed(log, entry)
+    commands = ["new", "start", "until 1 2 -1", *(passed(log, entry) for entry in Python(log).entries)]
     bounds = [answer.split(" ")[0] for answer in java.answers(commands)]
     assert bounds == ["-1,-1,-1"] * 3 + ["1,1,-1", "1,3,-1"]
 
@@ -188,7 +266,7 @@ def test_unregistered_topics_hold_back_what_may_be_of_a_transaction(
     commands, expected = ["new", "unregistered 0 5 -1"], []
     ordinary = stop = -1
     for number, entry in enumerate(entries):
-        commands += passed(log, entry)
+        commands.append(passed(log, entry))
         versions = [log.messages[index].properties.get(VERSION, "1") for index in entry[1]]
         stop = number if stop < 0 and {*versions} != {"1"} else stop
         last = number if stop < 0 else stop - 1
@@ -228,9 +306,7 @@ def test_copied_properties_in_an_unregistered_topic_are_shown_once_they_are_ordi
     log.records(T1, 1, 2)
     log.mark(marker(epoch=2))
     log.records(T1, 1, 1)
-    commands = ["new", "unregistered -1 -1 -1"]
-    for entry in Python(log).entries:
-        commands += passed(log, entry)
+    commands = ["new", "unregistered -1 -1 -1", *(passed(log, entry) for entry in Python(log).entries)]
     answers = java.answers([*commands, "ordinary 1 3 -1", "ordinary 1 4 -1"])
     assert answers[-3:] == ["1,0,-1 - 0 runs questioned -", "1,3,-1 - 0 runs questioned 0,0,1", "1,4,-1 - 0 runs - 0"]
 
@@ -253,4 +329,3 @@ def test_messages_that_a_marker_ends_in_the_same_batch(java: JavaRules) -> None:
     log.next_entry()
     commands, expected = of_log(log)
     compared(java.answers(commands), expected, commands)
-    assert message_command(log.events[0].position, log.messages[0]).startswith("message 1 0 0 _")

@@ -155,7 +155,7 @@ def test_the_log_after_a_snapshot_is_the_same_to_both(java: JavaRules, history: 
             commands.append(f"trim {python.owner.buffer.first_ledger}")
 
     for number in range(cut):
-        commands += passed(history.log, python.entries[number])
+        commands.append(passed(history.log, python.entries[number]))
         python.entry(number)
         trim(number)
     messages = among_others(written(python.owner, pieces=data.draw(st.sampled_from([0, 1, 3]))), random.Random(cut))
@@ -165,7 +165,7 @@ def test_the_log_after_a_snapshot_is_the_same_to_both(java: JavaRules, history: 
     start = 0 if applied is None else [key for key, _ in python.entries].index(applied[:2])
     expected: list[str] = []
     for number in range(start, len(python.entries)):
-        commands += passed(history.log, python.entries[number])
+        commands.append(passed(history.log, python.entries[number]))
         checked.append(number >= cut - 1)
         if number >= cut:
             expected.append(python.entry(number))

@@ -34,7 +34,10 @@ from plain_world import (
 from pulsar_cluster import Cluster
 
 from broker_io import open_broker
+from broker_io.batch import Batch, Message
+from broker_io.position import Position
 from broker_io.standalone import Standalone, ask
+from txnbuffer.recordset import pack, unpack
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +115,25 @@ async def test_record_sets_arrive_as_one_message_once_they_are_committed(world: 
         plain = Plain(world, "sets", "Exclusive")
         await asyncio.to_thread(plain.read, 2)
         assert [one["tb.records"] for one in plain.properties] == ["3", "2"]
+
+
+async def test_record_set_of_which_a_part_is_there_twice_arrives_with_the_rest(world: World) -> None:
+    async with world.client(batching="records") as client:
+        async with client.transaction() as registering:
+            await registering.send_many("twice", ["first"])
+        txn = await client.transaction(timeout=120).begin()
+        producer = world.pulsar.create_producer(world.topic("twice"), batching_enabled=False)
+        for seq, texts in ((1, [b"a", b"b"]), (2, [b"b", b"c", b"d"])):
+            sent = pack(Batch.of([Message(None, text) for text in texts]), txn.id, seq, compress=True)
+            producer.send(sent.value, properties=dict(sent.properties))
+        producer.close()
+        await txn.send_many("twice", ["again"])  # as number 1, when it commits
+        await txn.commit()
+        await client.send_many("twice", ["last"])
+        plain = Plain(world, "twice", "Exclusive")
+        sets = zip(values(await asyncio.to_thread(plain.read, 4)), plain.properties, strict=True)
+        records = [[one.value for one in unpack(Position(1, 0), Message(None, *found))] for found in sets]
+        assert records == [[b"first"], [b"a", b"b"], [b"c", b"d"], [b"last"]]
 
 
 async def test_message_of_a_newer_version_stops_plain_consumers(broker: Standalone, world: World) -> None:

@@ -25,6 +25,9 @@ import txnbuffer.broker.Rules.Place;
  *
  * <p>A rewritten batch has the messages that are visible, in their order, and nothing else of it changes. Cursors store
  * acknowledged messages by their place in it, so this is a format: another version must leave out the same messages.
+ * Its messages have the places 0, 1, 2 ... in their order, and it is packed as before: with the same compression, and
+ * with the data of the broker before it. A record set of which some rows are hidden is rewritten as a record set of the
+ * others, {@code tb.records} and {@code tb.seq} are theirs; it stays one message.
  */
 final class Packed {
     /** Is given each message; `value` is that of a marker, else null. */
@@ -37,7 +40,7 @@ final class Packed {
         int rows(Place place, Map<String, String> properties);
     }
 
-    /** The messages of an entry, and how many of them are visible. */
+    /** The messages of an entry, those of a record set one by one, and how many of them are visible. */
     record Count(int all, int visible) {
         boolean partial() {
             return visible > 0 && visible < all;
@@ -87,49 +90,38 @@ final class Packed {
         }
     }
 
-    /** Raises IOException for a record set of which only some rows are visible. */
     static Count count(Position at, ByteBuf entry, Hidden hidden) throws IOException {
-        int[] counts = new int[3];
+        int[] counts = new int[2];
         visit(at, entry, (place, properties, value) -> {
-            int rows = hidden.rows(place, properties);
-            boolean all = rows == Rules.rows(place, properties);
-            counts[0]++;
-            counts[1] += all ? 0 : 1;
-            counts[2] += rows > 0 && !all ? 1 : 0;
+            int rows = Rules.rows(place, properties);
+            counts[0] += rows;
+            counts[1] += rows - hidden.rows(place, properties);
         });
-        if (counts[2] > 0) {
-            throw new IOException("some of the records of a record set are hidden, and others are not");
-        }
         return new Count(counts[0], counts[1]);
     }
 
-    /** A batch with its visible messages only; `metadata`, that of the entry, gets their number and size. */
+    /** An entry with what is visible of it; `metadata`, that of the entry, is changed. */
     static ByteBuf rewrite(Position at, ByteBuf entry, MessageMetadata metadata, Hidden hidden) throws IOException {
         ByteBuf data = entry.duplicate(); // which may have other indexes
         int start = data.readerIndex();
         Commands.skipBrokerEntryMetadataIfExist(data);
         ByteBuf head = data.slice(start, data.readerIndex() - start);
         Commands.skipMessageMetadata(data);
+        if (metadata.getEncryptionKeysCount() > 0 || metadata.hasChunkId()) {
+            throw new IOException("some records of an encrypted record set, or of one in chunks, are hidden");
+        }
         CompressionCodec codec = codec(metadata);
         ByteBuf payload = codec.decode(data, metadata.getUncompressedSize());
         ByteBuf packed = PulsarByteBufAllocator.DEFAULT.buffer(payload.readableBytes());
         ByteBuf compressed = null;
         try {
-            SingleMessageMetadata single = new SingleMessageMetadata();
-            int visible = 0;
-            for (int i = 0, n = metadata.getNumMessagesInBatch(); i < n; i++) {
-                ByteBuf value = Commands.deSerializeSingleMessageInBatch(payload, single, i, n);
-                try {
-                    if (hidden.rows(place(at, i), properties(single.getPropertiesList())) == 0) {
-                        visible++;
-                        Commands.serializeSingleMessageInBatchWithPayload(single, value, packed);
-                    }
-                } finally {
-                    value.release();
-                }
+            if (isBatch(metadata)) {
+                keepMessages(at, payload, packed, metadata, hidden);
+            } else {
+                keepRows(at, payload, packed, metadata, hidden);
             }
             compressed = codec.encode(packed);
-            metadata.setNumMessagesInBatch(visible).setUncompressedSize(packed.readableBytes());
+            metadata.setUncompressedSize(packed.readableBytes());
             ByteBuf body = Commands.serializeMetadataAndPayload(Commands.ChecksumType.Crc32c, metadata, compressed);
             return head.isReadable() ? Unpooled.wrappedBuffer(head.copy(), body) : body;
         } finally {
@@ -139,6 +131,33 @@ final class Packed {
                 compressed.release();
             }
         }
+    }
+
+    private static void keepMessages(Position at, ByteBuf payload, ByteBuf packed, MessageMetadata metadata,
+            Hidden hidden) throws IOException {
+        SingleMessageMetadata single = new SingleMessageMetadata();
+        int visible = 0;
+        for (int i = 0, n = metadata.getNumMessagesInBatch(); i < n; i++) {
+            ByteBuf value = Commands.deSerializeSingleMessageInBatch(payload, single, i, n);
+            try {
+                if (hidden.rows(place(at, i), properties(single.getPropertiesList())) == 0) {
+                    visible++;
+                    Commands.serializeSingleMessageInBatchWithPayload(single, value, packed);
+                }
+            } finally {
+                value.release();
+            }
+        }
+        metadata.setNumMessagesInBatch(visible);
+    }
+
+    private static void keepRows(Position at, ByteBuf payload, ByteBuf packed, MessageMetadata metadata, Hidden hidden)
+            throws IOException {
+        Map<String, String> properties = properties(metadata.getPropertiesList());
+        int rows = hidden.rows(place(at, -1), properties);
+        packed.writeBytes(RecordSet.withoutFirst(rows, Rules.rows(place(at, -1), properties), payload));
+        Map<String, String> changed = Rules.without(rows, properties);
+        metadata.getPropertiesList().forEach(pair -> pair.setValue(changed.getOrDefault(pair.getKey(), pair.getValue())));
     }
 
     private static CompressionCodec codec(MessageMetadata metadata) {

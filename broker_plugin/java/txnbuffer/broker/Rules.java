@@ -35,6 +35,7 @@ import java.util.Map;
  * real entry, or one that ends with -1: all ledgers below. {@code hiddenRows(place, properties)} is asked for messages
  * up to the bound only, and its answer never changes: the first so many rows of the message are hidden, the rest is
  * visible; {@code rows(place, properties)} is how many it has. A message that is no record set has one row.
+ * {@code without(hidden, properties)} are the properties of a record set without its first rows.
  * {@code stopped()} says why nothing more becomes visible, or null. {@code reserved(name)}: properties to remove from
  * what plain consumers get, since dead-letter and retry producers copy them to records that are none of a transaction.
  *
@@ -183,6 +184,16 @@ final class Rules {
 
     static int rows(Place at, Map<String, String> properties) {
         return at.batch < 0 ? (int) Math.max(1, number(properties.get(RECORDS), Integer.MAX_VALUE)) : 1;
+    }
+
+    /** The properties that a record set without its first rows has instead of its own ones. */
+    static Map<String, String> without(int hidden, Map<String, String> properties) {
+        Map<String, String> found = new HashMap<>();
+        found.put(RECORDS, "" + (number(properties.get(RECORDS), Integer.MAX_VALUE) - hidden));
+        if (properties.containsKey(SEQ)) {
+            found.put(SEQ, "" + (number(properties.get(SEQ), Long.MAX_VALUE) + hidden));
+        }
+        return found;
     }
 
     int hiddenRows(Place at, Map<String, String> properties) {

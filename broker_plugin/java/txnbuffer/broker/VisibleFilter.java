@@ -6,6 +6,7 @@ import org.apache.bookkeeper.mledger.impl.EntryBuffer;
 import org.apache.pulsar.broker.service.Subscription;
 import org.apache.pulsar.broker.service.plugin.EntryFilter;
 import org.apache.pulsar.broker.service.plugin.FilterContext;
+import org.apache.pulsar.common.api.proto.MessageMetadata;
 
 /** Hides markers and what did not commit, among what the topic lets dispatchers read. */
 final class VisibleFilter implements EntryFilter {
@@ -23,19 +24,24 @@ final class VisibleFilter implements EntryFilter {
             return FilterResult.ACCEPT;
         }
         try {
-            Packed.Count count = Packed.count(entry.getPosition(), entry.getDataBuffer(), topic.log().rules()::hiddenRows);
-            if (count.visible() == 0 && count.all() > 0) {
-                return FilterResult.REJECT;
-            }
-            if (count.partial()) {
-                EntryBuffer.replace(entry, Packed.rewrite(entry.getPosition(), entry.getDataBuffer(),
-                        context.getMsgMetadata(), topic.log().rules()::hiddenRows));
-            }
-            return FilterResult.ACCEPT;
+            return shown(topic.log().rules(), entry, context.getMsgMetadata());
         } catch (IOException | RuntimeException error) {
             topic.log().hold(entry.getPosition(), error);
             return FilterResult.RESCHEDULE; // the bound is before it now, so it is not read again
         }
+    }
+
+    /** Whether something of an entry up to the bound is visible; if not all is, the entry is rewritten. */
+    static FilterResult shown(Rules rules, Entry entry, MessageMetadata metadata) throws IOException {
+        Packed.Count count = Packed.count(entry.getPosition(), entry.getDataBuffer(), rules::hiddenRows);
+        if (count.visible() == 0 && count.all() > 0) {
+            return FilterResult.REJECT;
+        }
+        if (count.partial()) {
+            EntryBuffer.replace(entry, Packed.rewrite(entry.getPosition(), entry.getDataBuffer(), metadata,
+                    rules::hiddenRows));
+        }
+        return FilterResult.ACCEPT;
     }
 
     @Override

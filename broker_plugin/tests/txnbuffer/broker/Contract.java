@@ -1,32 +1,43 @@
 package txnbuffer.broker;
 
+import io.netty.buffer.ByteBufUtil;
+import io.netty.buffer.Unpooled;
 import java.io.BufferedReader;
+import java.io.IOException;
 import java.io.InputStreamReader;
+import java.io.UncheckedIOException;
 import java.lang.management.ManagementFactory;
 import java.lang.management.MemoryPoolMXBean;
 import java.lang.management.MemoryUsage;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Base64;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.TreeSet;
+import org.apache.bookkeeper.mledger.Position;
+import org.apache.bookkeeper.mledger.PositionFactory;
+import org.apache.bookkeeper.mledger.impl.EntryImpl;
 import org.apache.pulsar.broker.ServiceConfiguration;
+import org.apache.pulsar.broker.service.plugin.EntryFilter;
+import org.apache.pulsar.common.api.proto.MessageMetadata;
+import org.apache.pulsar.common.protocol.Commands;
 import txnbuffer.broker.Rules.Place;
 
 /** Runs the commands that tests/java_rules.py writes, one a line; some are answered by one line. */
 public final class Contract {
-    private record Message(Place at, Map<String, String> properties, ByteBuffer value) { }
+    private record Message(Place at, Map<String, String> properties) { }
 
     private Rules rules = new Rules();
     private Snapshot snapshot;
     private Snapshot.Found found;
     private final List<Message> log = new ArrayList<>(); // all messages, decided ones first
-    private final List<Message> entry = new ArrayList<>(); // those of the entry that is not complete
-    private int decided;
+    private final Map<Place, byte[]> entries = new HashMap<>();
+    private int decided; // messages of the log
     private long firstLedger; // nothing of the ledgers below is asked: they are deleted
 
     public static void main(String[] arguments) throws Exception {
@@ -51,7 +62,7 @@ public final class Contract {
             case "new":
                 rules = new Rules();
                 log.clear();
-                entry.clear();
+                entries.clear();
                 decided = 0;
                 firstLedger = 0;
                 return null;
@@ -61,11 +72,12 @@ public final class Contract {
             case "unregistered":
                 rules.unregistered(place(words, 1));
                 return null;
-            case "message":
-                entry.add(new Message(place(words, 1), properties(words, 5), value(words[4])));
-                return null;
             case "entry":
-                return entry(place(words, 1));
+                return entry(place(words, 1), words.length > 4 ? bytes(words[4]) : null);
+            case "delivered":
+                return delivered(place(words, 1));
+            case "cut": // HIDDEN ROWS VALUE
+                return cut(Integer.parseInt(words[1]), Integer.parseInt(words[2]), bytes(words[3]));
             case "until":
                 rules.replayUntil(place(words, 1));
                 return state();
@@ -114,20 +126,51 @@ public final class Contract {
         }
     }
 
-    /** The entry is complete: pass it as the broker does. */
-    private String entry(Place at) {
-        boolean plain = entry.stream().allMatch(one -> one.properties.keySet().stream().noneMatch(Rules::reserved));
-        if (!plain || at.entry() % 2 == 0) {
-            entry.forEach(one -> rules.message(one.at, one.properties, one.value));
+    /** An entry was stored: pass it as the broker does. */
+    private String entry(Place at, byte[] data) {
+        if (data != null) {
+            Position position = PositionFactory.create(at.ledger(), at.entry());
+            try {
+                Packed.visit(position, Unpooled.wrappedBuffer(data), (place, properties, value) -> {
+                    if (!properties.isEmpty() || at.entry() % 2 == 0) { // messages without any need not be passed
+                        rules.message(place, properties, value);
+                    }
+                    if (log.isEmpty() || log.get(log.size() - 1).at.compareTo(place) < 0) { // else it was passed before
+                        log.add(new Message(place, properties));
+                    }
+                });
+            } catch (IOException error) {
+                throw new UncheckedIOException(error);
+            }
+            entries.put(at, data);
         }
         rules.entry(at.ledger(), at.entry());
-        for (Message one : entry) {
-            if (log.isEmpty() || log.get(log.size() - 1).at.compareTo(one.at) < 0) { // else it was passed before
-                log.add(one);
-            }
-        }
-        entry.clear();
         return state();
+    }
+
+    /** What plain consumers get of an entry. */
+    private String delivered(Place at) {
+        byte[] data = entries.get(at);
+        EntryImpl entry = EntryImpl.create(at.ledger(), at.entry(), data.clone());
+        try {
+            MessageMetadata metadata = Commands.peekAndCopyMessageMetadata(entry.getDataBuffer(), "", -1);
+            EntryFilter.FilterResult result = VisibleFilter.shown(rules, entry, metadata);
+            byte[] found = ByteBufUtil.getBytes(entry.getDataBuffer());
+            return result == EntryFilter.FilterResult.REJECT ? "hidden"
+                    : Arrays.equals(found, data) ? "unchanged" : word(found);
+        } catch (IOException error) {
+            return "refused " + error.getMessage();
+        } finally {
+            entry.release();
+        }
+    }
+
+    private static String cut(int hidden, int rows, byte[] value) {
+        try {
+            return word(RecordSet.withoutFirst(hidden, rows, Unpooled.wrappedBuffer(value)));
+        } catch (IOException | RuntimeException error) {
+            return "refused " + error;
+        }
     }
 
     /** Bound, oldest open transaction, damage, whether it stopped, and how much is hidden of what is newly decided. */
@@ -233,6 +276,10 @@ public final class Contract {
 
     private static byte[] bytes(String word) {
         return Base64.getUrlDecoder().decode(word.substring(1)); // after a letter, so that no word is empty
+    }
+
+    private static String word(byte[] content) {
+        return "_" + Base64.getUrlEncoder().encodeToString(content);
     }
 
     private static String text(String word) {
