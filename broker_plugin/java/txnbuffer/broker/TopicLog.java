@@ -70,7 +70,7 @@ final class TopicLog {
     }
 
     /** Whether somebody may write records of transactions: set before the first one, and then for ever. */
-    private boolean isMarked() {
+    boolean isMarked() {
         return topic.getSubscriptions().containsKey(SUBSCRIPTION) || ledger.getProperties().containsKey(INCARNATION);
     }
 

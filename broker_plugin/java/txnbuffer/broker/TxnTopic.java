@@ -207,6 +207,8 @@ final class TxnTopic extends PersistentTopic {
         boolean raw = RawSubscription.isNamed(option.getSubscriptionName());
         if (refused == null && raw) {
             refused = RawSubscription.refusal(option, RawSubscription.roles(this));
+        } else if (refused == null && isCompactionSubscription(option.getSubscriptionName()) && log.isMarked()) {
+            refused = "the broker's compaction ignores transactions, so a topic that may have some is not compacted";
         }
         if (refused != null) {
             return CompletableFuture.failedFuture(new NotAllowedException("txnbuffer: " + refused));

@@ -1,0 +1,237 @@
+"""Features of Pulsar's clients that plain consumers use, on topics with transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from plain_world import ENTRIES, SETTINGS, Plain, World, read_to_end, stored, until, values
+from pulsar_cluster import Cluster
+
+from broker_io.standalone import Standalone, ask
+
+BROKER = [
+    *SETTINGS,
+    "acknowledgmentAtBatchIndexLevelEnabled=true",
+    "managedLedgerMaxUnackedRangesToPersistInMetadataStore=0",  # else places in batches are lost with an unload
+    "exposingBrokerEntryMetadataToClientEnabled=true",
+    f"{ENTRIES},org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor",
+]
+
+
+@pytest.fixture(scope="module")
+def broker(cluster: Cluster, plug_in: Path) -> Iterator[Standalone]:
+    with cluster.private_standalone(BROKER, jar=plug_in) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def world(broker: Standalone) -> Iterator[World]:
+    made = World(broker)
+    yield made
+    made.close()
+
+
+async def ended(world: World, topic: str) -> dict[str, str]:
+    """Begin a topic with a committed record `start`; properties of a record that is late there, and so hidden."""
+    async with world.client() as client:
+        async with client.transaction() as txn:
+            await txn.send(topic, b"start", key=b"start")
+        await until(lambda: read_to_end(world, topic) == 1)  # so its marker is in the topic
+    return {"tb.v": "1", "tb.txn": str(txn.id), "tb.seq": "9"}
+
+
+def send_entry(
+    world: World, topic: str, late: dict[str, str], pattern: str, name: str = "m", **options: Any
+) -> list[bytes]:
+    """Send a batch, one message for each letter of `pattern`, `-` for a hidden one; the visible values."""
+    producer = world.pulsar.create_producer(
+        world.topic(topic), batching_enabled=True, batching_max_publish_delay_ms=60_000, **options
+    )
+    visible = []
+    failures = []
+
+    def done(result: pulsar.Result, _: object) -> None:
+        if result != pulsar.Result.Ok:
+            failures.append(result)
+
+    for number, letter in enumerate(pattern):
+        value = f"{name}{number}".encode()
+        if letter != "-":
+            visible.append(value)
+        producer.send_async(value, done, properties=late if letter == "-" else None, partition_key=letter)
+    producer.flush()
+    producer.close()
+    assert not failures
+    return visible
+
+
+async def test_batches_of_each_compression_are_rewritten(world: World) -> None:
+    late = await ended(world, "codecs")
+    wanted = [b"start"]
+    for codec in ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"):
+        kind = getattr(pulsar.CompressionType, codec)
+        wanted += send_entry(world, "codecs", late, "-a-bc-", codec, compression_type=kind)
+    for kind in ("Exclusive", "Shared", "reader"):
+        assert values(Plain(world, "codecs", kind).read(len(wanted))) == wanted
+
+
+def subscription(world: World, topic: str, name: str) -> dict[str, Any]:
+    return dict(ask(world.broker.admin, f"persistent/{world.namespace}/{topic}/stats")["subscriptions"][name])
+
+
+def take(consumer: pulsar.Consumer, wanted: list[bytes], acknowledged: slice = slice(None)) -> None:
+    """Receive exactly these messages, acknowledge some of them, and close the consumer."""
+    messages = [consumer.receive(60_000) for _ in wanted]
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(500)
+    assert [message.data() for message in messages] == wanted
+    for message in messages[acknowledged]:
+        consumer.acknowledge(message)
+    consumer.close()
+
+
+@pytest.mark.parametrize("kind", ["Shared", "Exclusive"])
+async def test_acknowledged_messages_of_rewritten_batches_do_not_come_again(world: World, kind: str) -> None:
+    topic = f"indexes-{kind}"
+    late = await ended(world, topic)
+    wanted = [b"start"]
+    for number in range(5):
+        wanted += send_entry(world, topic, late, "-a-bcd-e-", f"{number}-")
+        send_entry(world, topic, late, "--", "hidden")
+
+    def consumer() -> pulsar.Consumer:
+        return world.pulsar.subscribe(
+            world.topic(topic), "indexes", consumer_type=getattr(pulsar.ConsumerType, kind),
+            initial_position=pulsar.InitialPosition.Earliest, batch_index_ack_enabled=True,
+        )  # fmt: skip
+
+    take(consumer(), wanted, slice(2, None, 2))
+    rest = [wanted[0], *wanted[1::2]]
+    take(consumer(), rest, slice(1))
+    await asyncio.to_thread(world.unload, topic)
+    take(consumer(), rest[1:])
+    await until(lambda: subscription(world, topic, "indexes")["msgBacklog"] == 0)
+    take(consumer(), [])
+
+
+async def test_seeks_and_ends_are_those_of_what_is_visible(world: World) -> None:
+    late = await ended(world, "seeks")
+    first = send_entry(world, "seeks", late, "-a-bc--", "first-")
+    await asyncio.sleep(0.05)
+    between = time.time_ns() // 1_000_000
+    await asyncio.sleep(0.05)
+    second = send_entry(world, "seeks", late, "-a-bc--", "second-")
+    send_entry(world, "seeks", late, "--", "hidden-")
+    reader = world.pulsar.create_reader(world.topic("seeks"), pulsar.MessageId.earliest)
+
+    def rest() -> list[pulsar.Message]:
+        found = []
+        while reader.has_message_available():
+            found.append(reader.read_next(60_000))
+        return found
+
+    everything = rest()
+    assert [one.data() for one in everything] == [b"start", *first, *second]
+    reader.seek(between)
+    assert [one.data() for one in rest()] == second
+    for at, message in enumerate(everything):
+        reader.seek(message.message_id())
+        assert [one.data() for one in rest()] == [one.data() for one in everything[at + 1 :]], at
+    reader.seek(pulsar.MessageId.latest)
+    assert not rest()
+    reader.close()
+    reader = world.pulsar.create_reader(world.topic("seeks"), pulsar.MessageId.latest)
+    assert not rest()
+    async with world.client() as client, client.transaction() as txn:
+        await txn.send("seeks", b"next")
+    last = reader.read_next(60_000)
+    assert last.data() == b"next"
+    reader.close()
+    send_entry(world, "seeks", late, "--", "hidden-")
+    consumer = world.pulsar.subscribe(world.topic("seeks"), "seeks", initial_position=pulsar.InitialPosition.Earliest)
+    assert consumer.get_last_message_id() == last.message_id()
+    consumer.seek(between)
+    take(consumer, [*second, b"next"])
+
+
+async def test_compacted_reads_end_where_other_reads_end(world: World) -> None:
+    async with world.client() as client:
+        async with client.transaction() as txn:
+            await txn.send("compacted", b"1", key=b"k")
+        txn = await client.transaction(timeout=120).begin()
+        await txn.send("compacted", b"gone", key=b"k")
+        reader = world.pulsar.create_reader(world.topic("compacted"), pulsar.MessageId.earliest, is_read_compacted=True)
+        assert reader.read_next(60_000).data() == b"1"
+        assert not reader.has_message_available()
+        with pytest.raises(pulsar.Timeout):
+            reader.read_next(500)
+        await txn.abort()
+        await client.send("compacted", b"2", key=b"k")
+        assert reader.read_next(60_000).data() == b"2"
+        await until(lambda: not reader.has_message_available())
+
+
+async def test_compaction_of_a_topic_with_transactions_is_refused(world: World) -> None:
+    await ended(world, "compaction")
+    path = f"persistent/{world.namespace}/compaction/compaction"
+    await asyncio.to_thread(ask, world.broker.admin, path, "PUT")
+    await until(lambda: ask(world.broker.admin, path)["status"] != "RUNNING")
+    status = ask(world.broker.admin, path)
+    assert status["status"] == "ERROR"
+    assert "the broker's compaction ignores transactions" in status["lastError"]
+
+
+async def test_delayed_messages_wait_behind_open_transactions_too(world: World) -> None:
+    late = await ended(world, "delayed")
+    consumer = world.pulsar.subscribe(
+        world.topic("delayed"), "delayed", consumer_type=pulsar.ConsumerType.Shared,
+        initial_position=pulsar.InitialPosition.Earliest,
+    )  # fmt: skip
+    assert consumer.receive(60_000).data() == b"start"
+    producer = world.pulsar.create_producer(world.topic("delayed"))
+    async with world.client() as client:
+        producer.send(b"later", deliver_after=datetime.timedelta(seconds=2))
+        producer.send(b"late", properties=late, deliver_after=datetime.timedelta(seconds=1))
+        wanted = send_entry(world, "delayed", late, "-ab-")
+        take_some(consumer, wanted)
+        txn = await client.transaction(timeout=120).begin()
+        count = len(stored(world, "delayed"))
+        await txn.send("delayed", b"open")
+        await until(lambda: len(stored(world, "delayed")) > count)
+        await asyncio.to_thread(producer.send, b"behind", deliver_after=datetime.timedelta(milliseconds=100))
+        take_some(consumer, [b"later"])
+        with pytest.raises(pulsar.Timeout):
+            consumer.receive(500)
+        await txn.commit()
+        take(consumer, [b"open", b"behind"])
+
+
+def take_some(consumer: pulsar.Consumer, wanted: list[bytes]) -> None:
+    for one in wanted:
+        message = consumer.receive(60_000)
+        assert message.data() == one, (message.data(), message.message_id())
+        consumer.acknowledge(message)
+
+
+async def test_backlog_counts_what_is_not_passed_over(world: World) -> None:
+    late = await ended(world, "backlog")
+    consumer = world.pulsar.subscribe(
+        world.topic("backlog"), "backlog", initial_position=pulsar.InitialPosition.Earliest
+    )
+    take(consumer, [b"start"])
+    wanted = send_entry(world, "backlog", late, "-ab-")
+    send_entry(world, "backlog", late, "--")
+    wanted += send_entry(world, "backlog", late, "a")
+    assert subscription(world, "backlog", "backlog")["msgBacklog"] == 3
+    path = f"persistent/{world.namespace}/backlog/subscription/backlog/analyzeBacklog"
+    found = await asyncio.to_thread(ask, world.broker.admin, path, "POST")
+    assert (found["entries"], found["filterAcceptedEntries"], found["filterRejectedEntries"]) == (3, 2, 1)
+    take(world.pulsar.subscribe(world.topic("backlog"), "backlog"), wanted)
+    await until(lambda: subscription(world, "backlog", "backlog")["msgBacklog"] == 0)
