@@ -266,6 +266,13 @@ class StandaloneProcess(Standalone):
         """The console output of all launches."""
         self._earlier = 0  # bytes of the output of earlier launches
 
+    program = "standalone"
+
+    def arguments(self, data: Path) -> list[str]:
+        found = ["--config", str(data / "standalone.conf"), *FLAGS, "--bookkeeper-port", str(self.bookie_port)]
+        found += ["--metadata-dir", str(data / "metadata"), "--bookkeeper-dir", str(data / "bookkeeper")]
+        return [*found, "--zookeeper-dir", str(data / "zookeeper")]  # else it would use an existing one elsewhere
+
     def launch(self) -> None:
         data = Path(self.handle["data"])
         data.mkdir(parents=True, exist_ok=True)
@@ -273,10 +280,7 @@ class StandaloneProcess(Standalone):
             (data / name).write_text(text)
         conf = (self.home / "conf" / "standalone.conf").read_text()
         (data / "standalone.conf").write_text("\n".join([conf, *self.settings(), "bindAddress=127.0.0.1", ""]))
-        command = [str(self.home / "bin" / "pulsar"), "standalone", "--config", str(data / "standalone.conf"), *FLAGS]
-        command += ["--metadata-dir", str(data / "metadata"), "--bookkeeper-dir", str(data / "bookkeeper")]
-        command += ["--zookeeper-dir", str(data / "zookeeper")]  # else it would use an existing one elsewhere
-        command += ["--bookkeeper-port", str(self.bookie_port)]
+        command = [str(self.home / "bin" / "pulsar"), self.program, *self.arguments(data)]
         environment = {**os.environ, **environment_with(self._environment)}
         environment["PULSAR_LOG_DIR"] = str(self.directory / "logs")
         environment["ROCKSDB_SHAREDLIB_DIR"] = str(data)  # a copy that a killed broker leaves behind

@@ -1,0 +1,61 @@
+"""Plain consumers of a cluster of two brokers with the plug-in, between which topics move."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plain_world import KINDS, SETTINGS, Plain, World, committed, compare, until, write
+from several_brokers import Brokers, several_brokers
+
+from txnbuffer import Client
+
+SNAPSHOTS = "__txnbuffer_snapshots"
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory, plug_in: Path) -> Iterator[Brokers]:
+    with several_brokers(tmp_path_factory.mktemp("brokers"), 2, SETTINGS, plug_in) as started:
+        yield started
+
+
+@pytest.fixture
+def world(brokers: Brokers) -> Iterator[World]:
+    made = World(brokers)
+    yield made
+    made.close()
+
+
+async def test_consumers_get_the_same_while_topics_move_and_their_owner_is_killed(
+    brokers: Brokers, world: World
+) -> None:
+    first, second = brokers.members
+    moved = [f"{world.namespace}/{name}" for name in ("moved", SNAPSHOTS)]
+    async with world.client() as client:
+        await write(client, "moved", 1, 1)
+        plains = [Plain(world, "moved", kind) for kind in KINDS]
+        ended = asyncio.Event()
+        writing = asyncio.create_task(write_until(ended, client, "moved"))
+        for to in (second, first, second):
+            for topic in moved:
+                await asyncio.to_thread(brokers.move, topic, to)
+                await asyncio.sleep(0.5)
+        await asyncio.to_thread(second.kill)
+        await until(lambda: brokers.owner(moved[0]) is first)
+        await asyncio.to_thread(second.start)
+        await asyncio.to_thread(brokers.move, moved[0], second)
+        ended.set()
+        await writing
+        wanted = await committed(client, "moved")
+        for plain in [*plains, Plain(world, "moved", "reader")]:
+            await asyncio.to_thread(compare, plain, wanted)
+
+
+async def write_until(ended: asyncio.Event, client: Client, topic: str) -> None:
+    for seed in itertools.count(2):
+        await write(client, topic, 3, seed)
+        if ended.is_set():
+            return
