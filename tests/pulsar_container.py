@@ -15,7 +15,6 @@ from broker_io.standalone import FLAGS, SHORT_LIVED, NoPulsar, Standalone, end_p
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = "/tmp/files"  # as in the script
-JAR = "/tmp/added.jar"
 IN_CONTAINER = """
 mkdir -p /tmp/files
 for name in $FILES; do variable=FILE_${name%%.*}; printf '%s' "${!variable}" >"/tmp/files/$name"; done
@@ -49,8 +48,8 @@ class StandaloneContainer(Standalone):
         container.with_command(["bash", "-c", IN_CONTAINER, "bash", *FLAGS])
         container.with_envs(FILES=" ".join(self.files), **self._file_variables())
         if self.jar is not None:
-            container.with_volume_mapping(str(self.jar), JAR)
-            container.with_envs(PULSAR_EXTRA_CLASSPATH=JAR)
+            container.with_volume_mapping(str(self.jar), str(self.jar))
+            container.with_envs(PULSAR_EXTRA_CLASSPATH=str(self.jar))
         for port in (self.broker_port, self.web_port, self.tls_port, self.web_tls_port):
             container.ports[f"{port}/tcp"] = ("127.0.0.1", port)  # type: ignore[assignment]  # engines accept an address too
         try:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import foreign_consumers
 import pulsar
 import pytest
-from plain_world import ENTRIES, SETTINGS, Plain, World, read_to_end, stored, until, values
+from plain_world import ENTRIES, SETTINGS, Pair, Plain, World, committed, read_to_end, stored, until, values, write
 from pulsar_cluster import Cluster
 
 from broker_io.standalone import Standalone, ask
+from broker_plugin.build import SOURCES, compile_into, pack
 
 BROKER = [
     *SETTINGS,
@@ -25,9 +27,22 @@ BROKER = [
 ]
 
 
+FILTER = """
+name: cluster
+entryFilterClass: ClusterFilter
+"""
+
+
 @pytest.fixture(scope="module")
-def broker(cluster: Cluster, plug_in: Path) -> Iterator[Standalone]:
-    with cluster.private_standalone(BROKER, jar=plug_in) as started:
+def broker(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """With the plug-in and an entry filter of the cluster, which are in the same file."""
+    classes = tmp_path_factory.mktemp("classes")
+    compile_into(classes, [SOURCES, Path(foreign_consumers.__file__).parent / "plain_clients" / "filter"])
+    (classes / "META-INF" / "services").mkdir(parents=True)
+    (classes / "META-INF" / "services" / "entry_filter.yml").write_text(FILTER)
+    jar = pack(classes, tmp_path_factory.mktemp("filters") / "plugin.nar")
+    settings = [*BROKER, f"entryFiltersDirectory={jar.parent}", "entryFilterNames=cluster"]
+    with cluster.private_standalone(settings, jar=jar) as started:
         yield started
 
 
@@ -235,3 +250,40 @@ async def test_backlog_counts_what_is_not_passed_over(world: World) -> None:
     assert (found["entries"], found["filterAcceptedEntries"], found["filterRejectedEntries"]) == (3, 2, 1)
     take(world.pulsar.subscribe(world.topic("backlog"), "backlog"), wanted)
     await until(lambda: subscription(world, "backlog", "backlog")["msgBacklog"] == 0)
+
+
+async def test_filters_of_the_cluster_see_what_consumers_see(world: World) -> None:
+    late = await ended(world, "filtered")
+    wanted = [b"start", *send_entry(world, "filtered", {**late, "unwanted": "yes"}, "-ab-", "hidden")]
+    send_entry(world, "filtered", {"unwanted": "yes"}, "-ab-", "filtered")
+    wanted += send_entry(world, "filtered", late, "ab", "last")
+    for kind in ("Exclusive", "Shared", "reader"):
+        assert values(await asyncio.to_thread(Plain(world, "filtered", kind).read, len(wanted))) == wanted
+
+
+async def test_many_consumers_share_what_is_visible(world: World) -> None:
+    got: dict[str, list[Pair]] = {"Shared": [], "KeyShared": []}
+
+    def listener(kind: str) -> Callable[[pulsar.Consumer, pulsar.Message], None]:
+        def receive(consumer: pulsar.Consumer, message: pulsar.Message) -> None:
+            got[kind].append((message.partition_key().encode(), message.data()))
+            consumer.acknowledge(message)
+
+        return receive
+
+    consumers = [
+        world.pulsar.subscribe(
+            world.topic("many"), kind, consumer_type=getattr(pulsar.ConsumerType, kind), receiver_queue_size=5,
+            message_listener=listener(kind),
+        )
+        for kind in got
+        for _ in range(10)
+    ]  # fmt: skip
+    async with world.client() as client:
+        await write(client, "many", 4, 1)
+        wanted = await committed(client, "many")
+    for kind, pairs in got.items():
+        await until(lambda kind=kind: subscription(world, "many", kind)["msgBacklog"] == 0)
+        assert sorted(pairs) == sorted(wanted)
+    for consumer in consumers:
+        consumer.close()
