@@ -398,11 +398,17 @@ PLUG_IN_SETTINGS = {
 
 
 class BrokerPlugIn(NamedTuple):
-    """A broker of a cluster, and the settings that it lacks to show plain consumers only what committed."""
+    """A broker of a cluster, and what it lacks to show plain consumers only what committed.
+
+    `version` is that of Pulsar, empty if the broker does not answer; `plug_in` is that of its plug-in, empty until it
+    has loaded a topic. `reads`: the newest version of each format that the plug-in reads, by name.
+    """
 
     broker: str
     version: str
+    plug_in: str
     missing: tuple[str, ...]
+    reads: Mapping[str, int]
 
 
 @runtime_checkable
@@ -410,7 +416,10 @@ class PlugInBroker(Protocol):
     """A cluster whose brokers may have a plug-in that shows plain consumers only what committed."""
 
     def plug_ins(self) -> list[BrokerPlugIn]:
-        """All active brokers. Raises NotAuthorized if only others may ask."""
+        """All active brokers; those that do not answer lack that. Raises NotAuthorized if only others may ask."""
+
+    def plug_in_state(self, topic: str) -> dict[str, str]:
+        """What the plug-in says of a topic, such as `state` and `reason`; empty if its broker has none."""
 
 
 @runtime_checkable

@@ -38,7 +38,14 @@ PORTS = (
     "broker_io.compacted", "broker_io.port", "broker_io.environment", "broker_io.rpc.channel",
     "broker_io.rpc.credential_files", "broker_io.rpc.credentials",
 )  # fmt: skip
-LIBRARIES = ("snapshots", "txnbuffer.follow", "txnbuffer.progress", "txnbuffer.recovery", "txnbuffer.rpc")
+LIBRARIES = (
+    "snapshots",
+    "txnbuffer.follow",
+    "txnbuffer.plug_in",
+    "txnbuffer.progress",
+    "txnbuffer.recovery",
+    "txnbuffer.rpc",
+)
 """Libraries use a broker through its port; their modules that are listed above are pure."""
 WORLDLESS = (*PURE, "broker_io.compacted", "snapshots", "txnbuffer.follow", "txnbuffer.recovery")
 """Modules that use clocks, files, threads and networks through ports only."""
@@ -70,7 +77,14 @@ ORDER = (
     ("broker_io",),
     ("txnbuffer.avro", "txnbuffer.model"),
     ("txnbuffer.errors", "txnbuffer.protocol"),
-    ("txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.config", "txnbuffer.mutations", "txnbuffer.progress"),
+    (
+        "txnbuffer.buffer",
+        "txnbuffer.checks",
+        "txnbuffer.config",
+        "txnbuffer.mutations",
+        "txnbuffer.plug_in",
+        "txnbuffer.progress",
+    ),
     ("txnbuffer.access", "txnbuffer.coordinator", "txnbuffer.recordset", "txnbuffer.streams"),
     ("txnbuffer.follow",),
     ("txnbuffer.recovery", "txnbuffer.rpc"),
@@ -168,6 +182,7 @@ SMALL_WITH_A_REASON = {
     "broker_io.filelog.pair.dissolving": "the end of a pair, which one command uses",
     "broker_io.filelog.pair.link_record": "a rule of its own, with its tests; the node has no room for it",
     "broker_io.pulsar.head_start": "a rule of its own, tested with values; the broker only asks the cluster",
+    "broker_io.pulsar.plug_in": "what brokers say in a form of its own, with its tests",
     "txnbuffer.buffer.compaction": "pure rules of the log protocol, which the service only applies",
     "txnbuffer.service.topics.group_lag": "counts records, which requests of operators only show",
     "txnbuffer.cli.submit": "spark-submit runs it by its path",

@@ -41,6 +41,7 @@
     tls_cert = ""               # PEM files; required on other addresses than loopback, with the section [access]
     tls_key = ""
     insecure = false            # allow other addresses than loopback without TLS and authentication
+    require_plug_in = false     # cluster mode: serve no clients while a broker lacks the plug-in for plain consumers
     create_topics = true        # create topics at the first write; also applies to clients of a cluster
     drain_seconds = 10.0        # how long open transactions may continue after SIGTERM
     max_clients = 1000          # concurrent sessions of clients
@@ -226,6 +227,7 @@ class ServiceConfig:
     tls_cert: str = ""
     tls_key: str = ""
     insecure: bool = False
+    require_plug_in: bool = False
     create_topics: bool = True
     drain_seconds: float = 10.0
     max_clients: int = 1000

@@ -295,6 +295,10 @@ class CoordinatorStopped(PeerError, retryable=True):
     """The coordinator lost its ownership, or its log failed; its requests are answered by the next owner."""
 
 
+class PlugInMissing(PeerError, retryable=True, grpc_status="FAILED_PRECONDITION"):
+    """A broker of the cluster lacks the plug-in, or has one that can't read what this release writes."""
+
+
 class LogDeleted(PeerError):
     """The decision log was deleted while a service owned it or was in standby."""
 

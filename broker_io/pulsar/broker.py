@@ -25,7 +25,6 @@ from broker_io.partitions import HASHINGS, Hashing, whole_name
 from broker_io.port import (
     MAX_MESSAGE_BYTES,
     OWN_PREFIX,
-    PLUG_IN_SETTINGS,
     BrokerPlugIn,
     Ledger,
     Resource,
@@ -34,7 +33,7 @@ from broker_io.port import (
     check_topic_name,
 )
 from broker_io.position import EARLIEST, Position
-from broker_io.pulsar import threads
+from broker_io.pulsar import plug_in, threads
 from broker_io.pulsar.answers import append_error, integer, mapping, texts
 from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster, from_local_name, parse_address, path_of, to_local_name
 from broker_io.pulsar.credentials import Credentials
@@ -255,17 +254,10 @@ class PulsarBroker(Resource):
 
     def plug_ins(self) -> list[BrokerPlugIn]:
         self._cluster.check()
-        admin = self._cluster.admin
-        scheme = admin.url.partition("://")[0]
-        found = []
-        for address in sorted(admin.query("brokers", texts)):
-            broker = admin.at(f"{scheme}://{address}")
-            settings = broker.query("brokers/configuration/runtime", mapping)
-            missing = tuple(
-                f"{name}={value}" for name, value in PLUG_IN_SETTINGS.items() if settings.get(name) != value
-            )
-            found.append(BrokerPlugIn(address, str(broker.ask("GET", "brokers/version")), missing))
-        return found
+        return plug_in.plug_ins_of(self._cluster.admin)
+
+    def plug_in_state(self, topic: str) -> dict[str, str]:
+        return self._cluster.query(topic, "stats", plug_in.topic_state)
 
     def schema(self, topic: str, version: int | None = None) -> TopicSchema | None:
         """See `SchemaBroker`; partitions have the schema of their topic."""

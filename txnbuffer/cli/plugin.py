@@ -18,6 +18,7 @@ from txnbuffer.cli.commands import CommandGroup, address_argument
 from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.errors import InvalidRequest
+from txnbuffer.plug_in import PlugInState, plug_ins_of
 
 JARS = Path(str(files("txnbuffer") / "jars"))
 """One jar for each supported minor version of Pulsar; the build of a release writes them."""
@@ -49,9 +50,17 @@ def check_plugin(log: LogAddress, output: str) -> None:
             raise InvalidAddress(
                 f"{log.address} is not a Pulsar cluster, so there is no plug-in: write pulsar://HOST:PORT"
             )
-        found = broker.plug_ins()
-    show_rows([{**one._asdict(), "missing": ", ".join(one.missing)} for one in found], output, title="plug-in")
-    sys.exit(1 if any(one.missing for one in found) else 0)
+        found = plug_ins_of(broker)
+    rows = [
+        {
+            **one._asdict(),
+            "missing": ", ".join(one.missing),
+            "reads": ", ".join(f"{name} {version}" for name, version in one.reads.items()),
+        }
+        for one in found.brokers
+    ]
+    show_rows(rows, output, title="plug-in")
+    sys.exit(0 if found.state is PlugInState.ALL else 1)
 
 
 @plugin_command.command("install")

@@ -173,6 +173,8 @@ def check(config: Config, *, cluster_mode: bool = False) -> None:
         raise InvalidConfiguration("--fence requires a cluster: stop the process that has this log open")
     if service.fence and service.standby:
         raise InvalidConfiguration("--standby and --fence exclude each other: give one of them")
+    if service.require_plug_in and not cluster_mode:
+        raise InvalidConfiguration("service.require_plug_in requires a cluster: only its brokers have a plug-in")
     mode = topics_class(cluster_mode=cluster_mode)
     check_shard(_shard(service), mode.max_shards)
     if service.advertise:
@@ -224,6 +226,7 @@ def limits(config: Config) -> Limits:
         total_bytes=service.total_bytes,
         max_message_bytes=config.log.max_message_bytes,
         create_topics=service.create_topics,
+        require_plug_in=service.require_plug_in,
         principal=PrincipalLimits(*(getattr(given, name) for name in PrincipalLimits._fields)),
         overload=given.overload_ms / 1000,
     )
@@ -556,6 +559,7 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
         problems |= {f"topic {name}": error for name, error in engine.verification.damages.items()}
         problems |= {f"policies of {name}": danger for name, danger in engine.policy_checks.dangers.items()}
         problems |= {f"compaction of {name}": error for name, error in engine.compaction.failures().items()}
+        problems |= {"the plug-in of brokers": engine.plug_ins.problem}
         problems |= {"scrub": engine.verification.scrub.problem}
         return problems | {"snapshots": engine.snapshots.problem, "retention": engine.retention.problem}
 

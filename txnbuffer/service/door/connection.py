@@ -54,7 +54,8 @@ class Limits:
     """Sizes in bytes: unacknowledged records of one client and of all clients, and one message.
 
     `answers`: answers that one client has not read; beyond it the service stops reading from that client.
-    `create_topics`: create topics on first use. `principal`: limits of each principal, unless the policy differs.
+    `create_topics`: create topics on first use. `require_plug_in`: serve no clients while a broker lacks the plug-in.
+    `principal`: limits of each principal, unless the policy differs.
     `overload`: the queue delay in seconds above which new work is refused; 0.0: none is.
     """
 
@@ -63,6 +64,7 @@ class Limits:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     answers: int = 200_000
     create_topics: bool = True
+    require_plug_in: bool = False
     principal: PrincipalLimits = NO_LIMITS
     overload: float = 0.0
 

@@ -45,7 +45,7 @@ from txnbuffer.service.topics.requests import OPEN_REQUEST, RequestHandler, Send
 from txnbuffer.service.topics.retention import LogRetention, TrimFloors
 from txnbuffer.service.topics.scrub import Scrub
 from txnbuffer.service.topics.topics import EmbeddedTopics, Topics
-from txnbuffer.service.topics.upkeep import LogVerification, PolicyChecks, SnapshotScheduler
+from txnbuffer.service.topics.upkeep import LogVerification, PlugInChecks, PolicyChecks, SnapshotScheduler
 
 TURN_ROWS = 2048
 """Rows of frames after which a turn handles no more, so that others get their turn of the event loop."""
@@ -151,8 +151,8 @@ class Engine(Loop):
         self._executor = executor
         self._with_frames: deque[SessionConnection] = deque()
         self._connections: dict[SessionConnection, None] = {}
-        self._credits = 0
-        self._takes_frames = True
+        self._credits, self._takes_frames = 0, True
+        self.plug_ins = PlugInChecks(broker, self.refuse, required=limits.require_plug_in)
 
     @classmethod
     async def start(
@@ -219,6 +219,7 @@ class Engine(Loop):
             self.retention,
             self.compaction,
             self.policy_checks,
+            self.plug_ins,
             self.verification,
             self.verification.scrub,
         ):

@@ -14,7 +14,7 @@ from typing import Any
 
 from broker_io.compaction import CompactingBroker, CompactionPolicy
 from broker_io.errors import Error, TopicNotFound
-from broker_io.port import Broker
+from broker_io.port import Broker, PlugInBroker
 from broker_io.waits import long_waits
 from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.buffer.state import OpenTxn
@@ -169,6 +169,8 @@ class ServiceAdmin:
             "retention_problem": _text(engine.retention.problem),
             "compaction_problems": {name: str(error) for name, error in sorted(engine.compaction.failures().items())},
             "damaged": {name: str(error) for name, error in sorted(engine.verification.damages.items())},
+            "plug_in": engine.plug_ins.found.state.value,
+            "plug_in_problem": _text(engine.plug_ins.problem),
             "policy_problems": {name: str(danger) for name, danger in sorted(engine.policy_checks.dangers.items())},
         }
 
@@ -186,6 +188,7 @@ class ServiceAdmin:
         answer = summary | {
             "held_back": None if held is None else held.as_json(),
             "waits_for": await self._waits_for(topic),
+            "plain_consumers": await asyncio.to_thread(self._plain_consumers, topic.name),
             "service": [*map(str, long_waits())],
         }
         if topic.followed is None:
@@ -405,6 +408,16 @@ class ServiceAdmin:
                 if (held := await self._held_back(topic)) is not None:
                     found[topic.name] = held.as_json()
         return found
+
+    def _plain_consumers(self, name: str) -> Answer | None:
+        """The state of the brokers' plug-in: of the cluster, and what its broker says of a topic. In another thread."""
+        broker = self._engine.broker
+        if not isinstance(broker, PlugInBroker):
+            return None
+        answer: Answer = {"plug_in": self._engine.plug_ins.found.state.value}
+        with contextlib.suppress(Error):  # the broker fails to answer
+            answer |= broker.plug_in_state(name)
+        return answer
 
     async def _waits_for(self, topic: ServiceTopic) -> str:
         """Describe what readers of committed records wait for."""

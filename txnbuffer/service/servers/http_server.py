@@ -32,6 +32,7 @@ from broker_io.rpc.credential_files import ClientCertificate
 from broker_io.waits import long_waits
 from txnbuffer.coordinator.messages import State
 from txnbuffer.errors import Error, InvalidRequest, LimitExceeded, NotAuthorized, Unauthenticated
+from txnbuffer.plug_in import PlugIns
 from txnbuffer.rpc.admin_encoding import decode_admin_body
 from txnbuffer.service.door.access import EVERYTHING_ALLOWED, Access, Permissions
 from txnbuffer.service.door.connection_limits import NO_LIMITS, PortLimits
@@ -90,6 +91,17 @@ def metrics(
     return found
 
 
+def _of_plug_ins(found: PlugIns) -> Iterable[Metric]:
+    """The plug-in of the brokers of a cluster, once they were asked."""
+    if not found.brokers:
+        return []
+    missing = sum(bool(one.missing) for one in found.brokers)
+    return [
+        Metric("plug_in_brokers", "Brokers with the plug-in for plain consumers.", len(found.brokers) - missing),
+        Metric("plug_in_missing", "Brokers that lack it, or that do not answer.", missing),
+    ]
+
+
 def _of_engine(engine: Engine) -> Iterable[Metric]:
     manager, coordinator, topics = engine.topics.manager, engine.coordinator, engine.topics.by_name.values()
     return [
@@ -125,6 +137,7 @@ def _of_engine(engine: Engine) -> Iterable[Metric]:
             "Topics with a policy that may drop messages or block writes.",
             len(engine.policy_checks.dangers),
         ),
+        *_of_plug_ins(engine.plug_ins.found),
     ]
 
 
@@ -523,7 +536,9 @@ class HttpServer:
 
         async def ready(request: Any) -> Response:
             waits = self._why_not_ready()
-            details = {"waits_for": waits, "waits": [*map(str, long_waits())]}
+            details: dict[str, Any] = {"waits_for": waits, "waits": [*map(str, long_waits())]}
+            if self.engine is not None and self.engine.plug_ins.found.brokers:
+                details["plug_in"] = self.engine.plug_ins.found.state.value
             return _json({"ready": not waits} | (details if self._sees_details(request) else {}), 503 if waits else 200)
 
         async def role(request: Any) -> Response:

@@ -49,6 +49,7 @@ from txnbuffer.coordinator.takeover import (
     missing_owner_evidence,
 )
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
+from txnbuffer.plug_in import check_readable
 from txnbuffer.progress import report
 from txnbuffer.recovery.codec import segment_items
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
@@ -187,6 +188,12 @@ def take_over(
     `now` is the coordinator's clock: seconds since 1970, monotonic.
     """
     shard, environment, cluster = identity.shard, current(), isinstance(broker, PolicyBroker)
+    try:
+        check_readable(broker)
+    except Error:
+        if standby_state is not None:
+            standby_state.close()
+        raise
     if standby_state is None:
         prepare(broker, shard)
     pool = environment.threads.executor(AT_ONCE if cluster else 1, "txnbuffer-recovery")

@@ -1,4 +1,4 @@
-"""Upkeep of stored data: periodic snapshots, policy checks and log verification.
+"""Upkeep of stored data: periodic snapshots, checks of policies and of the brokers' plug-in, and log verification.
 
 The state of the buffers is captured on the loop and written in the worker thread. The policy checks report policies of
 a cluster that would drop records silently. Log verification stops topics whose files are damaged; the scrub reads them.
@@ -11,12 +11,14 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from broker_io.errors import DiskFailed, Error, TopicNotFound, UnsafePolicy
-from broker_io.port import PolicyBroker, VerifyingBroker
+from broker_io.errors import DiskFailed, Error, NotAuthorized, TopicNotFound, UnsafePolicy
+from broker_io.port import Broker, PlugInBroker, PolicyBroker, VerifyingBroker
 from snapshots.errors import OwnershipLost, TopicDamaged
 from snapshots.format import SNAPSHOT_TOPIC, is_internal
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
+from txnbuffer.errors import PlugInMissing
+from txnbuffer.plug_in import PlugIns, PlugInState, plug_ins_of
 from txnbuffer.service.loop import from_thread
 from txnbuffer.service.topics.scrub import Scrub
 from txnbuffer.service.topics.topics import Topics
@@ -123,6 +125,58 @@ class PolicyChecks:
         except Error:
             return  # this check failed: the last result remains
         self.dangers.pop(name, None)
+
+
+PLUG_IN_CHECK, WITHOUT_PLUG_IN = 10.0, 60.0
+"""Seconds between two questions whether all brokers have the plug-in; the second one while none has it."""
+NOT_ASKED = PlugInMissing("the service has not yet asked all brokers whether they have the plug-in: wait for it")
+
+
+class PlugInChecks:
+    """Asks the brokers of a cluster for their plug-in. `found`: their last answers; `problem`: what is wrong.
+
+    `refuse` is called with the reason why no client may be served, or None: a broker that can't read what this release
+    writes, or, if the plug-in is `required`, one that lacks it, or is not known to have it.
+    """
+
+    def __init__(self, broker: Broker, refuse: Callable[[Error | None], None], *, required: bool) -> None:
+        self.found = PlugIns()
+        self.problem: Error | None = None
+        self._broker = broker
+        self._refuse = refuse
+        self._required = required
+        self._refused: Error | None = None
+        if required and isinstance(broker, PlugInBroker):
+            self._refuse_for(NOT_ASKED)
+
+    async def run(self) -> None:
+        """Ask again and again, forever, if it is a cluster."""
+        broker = self._broker
+        if not isinstance(broker, PlugInBroker):
+            return
+        while True:
+            await self._ask(broker)
+            self._refuse_for(self.problem if self._required else self.found.outdated)
+            none = self.found.state in (PlugInState.NONE, PlugInState.UNKNOWN) and not self._required
+            await asyncio.sleep(WITHOUT_PLUG_IN if none else PLUG_IN_CHECK)
+
+    def _refuse_for(self, reason: Error | None) -> None:
+        """Refuse all clients for a reason, or none; once for each, because refusing closes connections."""
+        if str(reason) != str(self._refused):
+            self._refused = reason
+            self._refuse(reason)
+
+    async def _ask(self, broker: PlugInBroker) -> None:
+        try:
+            asked = await asyncio.to_thread(plug_ins_of, broker)
+        except NotAuthorized as error:
+            self.problem = PlugInMissing(f"{error}, to ask brokers for the plug-in") if self._required else None
+        except Error as error:  # the last answers remain
+            self.problem = self.problem or (error if self._required and not self.found.brokers else None)
+        else:
+            self.found = asked.after(self.found)
+            wanted = self._required or self.found.state is not PlugInState.NONE
+            self.problem = self.found.lacking if wanted else None
 
 
 LOOK = 5.0

@@ -56,7 +56,7 @@ final class Rules {
     private static final String RECORDS = "tb.records";
     private static final String MARKER = "tb.marker";
     private static final String REMOVED = "tb.removed";
-    private static final String ONE = "1"; // of version and marker
+    static final String ONE = "1"; // of version and marker
     private static final int LONGEST_NUMBER = 4300; // digits that the reader in Python accepts, leading zeros included
 
     record Txn(long most, long least) { }

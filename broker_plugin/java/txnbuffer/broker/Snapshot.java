@@ -37,6 +37,9 @@ import txnbuffer.broker.Rules.Txn;
  */
 final class Snapshot {
     static final String TOPIC = "__txnbuffer_snapshots";
+    /** The versions of entries that it reads, the newest one last. */
+    static final List<String> ENDS = List.of("1", "2"), PARTS = List.of("1");
+
     private static final String OWNER = "__owner";
     private static final int DIGEST = 16;
     private static final Pattern NUMBERED = Pattern.compile("([ms]?)([1-9][0-9]{0,17})");
@@ -149,7 +152,7 @@ final class Snapshot {
     }
 
     private Map<String, Object> end() throws Refused {
-        Stored stored = checked("end", "end", List.of("1", "2"));
+        Stored stored = checked("end", "end", ENDS);
         Map<String, Object> end = sealed("end", "end-" + stored.version, stored.value);
         long first = (long) end.get("first_part");
         if (first < 1 || first > (long) end.get("next_part") || (long) end.get("snapshot_id") < 1
@@ -267,7 +270,7 @@ final class Snapshot {
         long epoch = 0;
         for (int i = 0; i < count; i++) {
             String suffix = String.valueOf(first + i);
-            Stored stored = checked(suffix, "part", List.of("1"));
+            Stored stored = checked(suffix, "part", PARTS);
             Map<String, Object> part = sealed(suffix, "part-1", stored.value);
             long own = (long) part.get("epoch");
             if (!part.get("topic").equals(topic) || (long) part.get("number") != first + i || own != stored.epoch

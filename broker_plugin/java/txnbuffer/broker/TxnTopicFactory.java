@@ -3,7 +3,9 @@ package txnbuffer.broker;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
+import java.util.List;
 import java.util.Properties;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.apache.bookkeeper.mledger.ManagedLedger;
 import org.apache.pulsar.PulsarVersion;
 import org.apache.pulsar.broker.ServiceConfiguration;
@@ -21,9 +23,21 @@ public final class TxnTopicFactory implements TopicFactory {
     /** What the build wrote: {@code version} of this plug-in; {@code pulsar}, whose classes it extends, such as 4.0. */
     static final Properties BUILT = built();
 
+    /**
+     * Its version, and the newest version of each format that it reads, as broker_io/pulsar/broker.py reads them. It is
+     * the name of a setting that nobody can set, because brokers list the names of these over REST, each its own ones.
+     */
+    static final String ANNOUNCED = String.join(",", "txnbuffer.plugin:version=" + BUILT.getProperty("version"),
+            "protocol=" + Rules.ONE, "end=" + newest(Snapshot.ENDS), "part=" + newest(Snapshot.PARTS));
+
+    private final AtomicBoolean announced = new AtomicBoolean();
+
     @Override
     @SuppressWarnings("unchecked")
     public <T extends Topic> T create(String name, ManagedLedger ledger, BrokerService broker, Class<T> kind) {
+        if (!announced.getAndSet(true)) {
+            broker.registerCustomDynamicConfiguration(ANNOUNCED, value -> false);
+        }
         TopicName topic = TopicName.get(name);
         if (kind != PersistentTopic.class || topic.getLocalName().startsWith("__")
                 || topic.getNamespace().startsWith("pulsar/")) {
@@ -51,6 +65,10 @@ public final class TxnTopicFactory implements TopicFactory {
             return "set allowOverrideEntryFilters=true in broker.conf: without it brokers do not ask topics for filters";
         }
         return null;
+    }
+
+    private static String newest(List<String> versions) {
+        return versions.get(versions.size() - 1);
     }
 
     private static Properties built() {
