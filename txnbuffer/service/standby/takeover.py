@@ -188,14 +188,7 @@ def take_over(
     `now` is the coordinator's clock: seconds since 1970, monotonic.
     """
     shard, environment, cluster = identity.shard, current(), isinstance(broker, PolicyBroker)
-    try:
-        check_readable(broker)
-    except Error:
-        if standby_state is not None:
-            standby_state.close()
-        raise
-    if standby_state is None:
-        prepare(broker, shard)
+    _prepare(broker, shard, standby_state)
     pool = environment.threads.executor(AT_ONCE if cluster else 1, "txnbuffer-recovery")
     snapshots = shard.topic(SNAPSHOT_TOPIC)
     manager = SnapshotManager(
@@ -238,6 +231,18 @@ def take_over(
         log.close()
     coordinator = Coordinator(shard.number, log.history.epoch, config, log.history, now())
     return OwnedLog(coordinator, writer, manager, at, inbox_end, name, log.history.owners)
+
+
+def _prepare(broker: Broker, shard: Shard, standby_state: StandbyState | None) -> None:
+    """What comes before anything is written: raises PlugInMissing, and as `prepare` unless a standby did that."""
+    try:
+        check_readable(broker)
+    except Error:
+        if standby_state is not None:
+            standby_state.close()
+        raise
+    if standby_state is None:
+        prepare(broker, shard)
 
 
 def _check_admin_cluster(broker: Broker, topic: str, at: Position) -> None:
