@@ -51,10 +51,10 @@ def entry(
     broker_data: bytes = b"",
     more: bytes = b"",
 ) -> bytes:
-    """An entry of these messages, of one if it is not `batched`; `more` follows the other fields of its metadata."""
+    """An entry of these messages, of one if it is not `batched`; in a batch, each has `more` metadata."""
     metadata = field(1, "producer") + field(2, 7) + field(3, 1_600_000_000_000)
     if batched:
-        payload = b"".join(map(member, messages))
+        payload = b"".join(member(message, more) for message in messages)
     else:
         payload = messages[0].value or b""
         metadata += properties_of(4, messages[0].properties)
@@ -62,16 +62,15 @@ def entry(
     metadata += (field(8, compression) if compression else b"") + field(9, len(payload))
     metadata += field(11, len(messages)) if batched else b""
     metadata += field(25, 1) if not batched and messages[0].value is None else b""
-    metadata += more
     rest = struct.pack(">I", len(metadata)) + metadata + compressed(compression, payload)
     before = struct.pack(">HI", BROKER, len(broker_data)) + broker_data if broker_data else b""
     return before + struct.pack(">HI", CHECKSUM, google_crc32c.value(rest)) + rest
 
 
-def member(message: Message) -> bytes:
-    """A message within a batch."""
+def member(message: Message, more: bytes = b"") -> bytes:
+    """A message within a batch; `more` is a part of its metadata."""
     value = message.value or b""
-    metadata = properties_of(1, message.properties)
+    metadata = properties_of(1, message.properties) + more
     metadata += b"" if message.key is None else field(2, message.key)
     metadata += field(3, len(value)) + (field(9, 1) if message.value is None else b"")
     return struct.pack(">I", len(metadata)) + metadata + value

@@ -16,6 +16,7 @@ import org.apache.pulsar.common.compression.CompressionCodec;
 import org.apache.pulsar.common.compression.CompressionCodecProvider;
 import org.apache.pulsar.common.protocol.Commands;
 import txnbuffer.broker.Rules.Place;
+import txnbuffer.broker.Rules.Txn;
 
 /**
  * The messages of an entry: one, or a batch, which may be compressed.
@@ -30,20 +31,31 @@ import txnbuffer.broker.Rules.Place;
  * others, {@code tb.records} and {@code tb.seq} are theirs; it stays one message.
  */
 final class Packed {
-    /** Is given each message; `value` is that of a marker, else null. */
-    interface Visitor {
-        void message(Place place, Map<String, String> properties, ByteBuffer value);
-    }
-
-    /** How many rows of a message are hidden, the first ones. */
-    interface Hidden {
-        int rows(Place place, Map<String, String> properties);
-    }
-
     /** The messages of an entry, those of a record set one by one, and how many of them are visible. */
-    record Count(int all, int visible) {
+    static final class Count implements Visitor {
+        private final Rules rules;
+        int all;
+        int visible;
+
+        Count(Rules rules) {
+            this.rules = rules;
+        }
+
         boolean partial() {
             return visible > 0 && visible < all;
+        }
+
+        @Override
+        public void record(Place place, Txn txn, long seq) {
+            all++;
+            visible += rules.isHidden(place, txn) ? 0 : 1;
+        }
+
+        @Override
+        public void message(Place place, Map<String, String> properties, ByteBuffer value) {
+            int rows = Rules.rows(place, properties);
+            all += rows;
+            visible += rows - rules.hiddenRows(place, properties);
         }
     }
 
@@ -58,50 +70,55 @@ final class Packed {
     static void visit(Position at, ByteBuf entry, Visitor visitor) throws IOException {
         ByteBuf data = entry.duplicate();
         MessageMetadata metadata = Commands.parseMessageMetadata(data);
-        if (!isBatch(metadata)) {
-            Map<String, String> properties = properties(metadata.getPropertiesList());
-            if (!properties.containsKey("tb.marker") || metadata.getEncryptionKeysCount() > 0) {
-                visitor.message(place(at, -1), properties, null);
-                return;
-            }
-            ByteBuf value = codec(metadata).decode(data, metadata.getUncompressedSize());
-            try {
-                visitor.message(place(at, -1), properties, value.nioBuffer());
-            } finally {
-                value.release();
-            }
+        Map<String, String> properties = isBatch(metadata) ? Map.of() : properties(metadata.getPropertiesList());
+        boolean marker = properties.containsKey("tb.marker") && metadata.getEncryptionKeysCount() == 0;
+        if (!isBatch(metadata) && !marker) {
+            visitor.message(place(at, -1), properties, null);
             return;
         }
         ByteBuf payload = codec(metadata).decode(data, metadata.getUncompressedSize());
         try {
-            SingleMessageMetadata single = new SingleMessageMetadata();
-            for (int i = 0, n = metadata.getNumMessagesInBatch(); i < n; i++) {
-                ByteBuf value = Commands.deSerializeSingleMessageInBatch(payload, single, i, n);
-                try {
-                    Map<String, String> properties = properties(single.getPropertiesList());
-                    boolean marker = properties.containsKey("tb.marker");
-                    visitor.message(place(at, i), properties, marker ? value.nioBuffer() : null);
-                } finally {
-                    value.release();
-                }
+            if (marker) {
+                visitor.message(place(at, -1), properties, payload.nioBuffer());
+            } else {
+                visit(at, payload, metadata.getNumMessagesInBatch(), visitor);
             }
         } finally {
             payload.release();
         }
     }
 
-    static Count count(Position at, ByteBuf entry, Hidden hidden) throws IOException {
-        int[] counts = new int[2];
-        visit(at, entry, (place, properties, value) -> {
-            int rows = Rules.rows(place, properties);
-            counts[0] += rows;
-            counts[1] += rows - hidden.rows(place, properties);
-        });
-        return new Count(counts[0], counts[1]);
+    /** Visit the messages of a batch; the reader index is behind a message when it is visited. */
+    private static void visit(Position at, ByteBuf payload, int count, Visitor visitor) throws IOException {
+        Scanner scanner = new Scanner();
+        SingleMessageMetadata single = new SingleMessageMetadata();
+        for (int i = 0; i < count; i++) {
+            Place place = place(at, i);
+            switch (scanner.read(payload)) {
+                case RECORD -> visitor.record(place, scanner.txn(), scanner.seq());
+                case ORDINARY -> visitor.message(place, Map.of(), null);
+                default -> {
+                    ByteBuf value = Commands.deSerializeSingleMessageInBatch(payload, single, i, count);
+                    try {
+                        Map<String, String> properties = properties(single.getPropertiesList());
+                        boolean marker = properties.containsKey("tb.marker");
+                        visitor.message(place, properties, marker ? value.nioBuffer() : null);
+                    } finally {
+                        value.release();
+                    }
+                }
+            }
+        }
+    }
+
+    static Count count(Position at, ByteBuf entry, Rules rules) throws IOException {
+        Count found = new Count(rules);
+        visit(at, entry, found);
+        return found;
     }
 
     /** An entry with what is visible of it; `metadata`, that of the entry, is changed. */
-    static ByteBuf rewrite(Position at, ByteBuf entry, MessageMetadata metadata, Hidden hidden) throws IOException {
+    static ByteBuf rewrite(Position at, ByteBuf entry, MessageMetadata metadata, Rules rules) throws IOException {
         ByteBuf data = entry.duplicate(); // which may have other indexes
         int start = data.readerIndex();
         Commands.skipBrokerEntryMetadataIfExist(data);
@@ -116,9 +133,9 @@ final class Packed {
         ByteBuf compressed = null;
         try {
             if (isBatch(metadata)) {
-                keepMessages(at, payload, packed, metadata, hidden);
+                keepMessages(at, payload, packed, metadata, rules);
             } else {
-                keepRows(at, payload, packed, metadata, hidden);
+                keepRows(at, payload, packed, metadata, rules);
             }
             compressed = codec.encode(packed);
             metadata.setUncompressedSize(packed.readableBytes());
@@ -133,30 +150,42 @@ final class Packed {
         }
     }
 
-    private static void keepMessages(Position at, ByteBuf payload, ByteBuf packed, MessageMetadata metadata,
-            Hidden hidden) throws IOException {
-        SingleMessageMetadata single = new SingleMessageMetadata();
-        int visible = 0;
-        for (int i = 0, n = metadata.getNumMessagesInBatch(); i < n; i++) {
-            ByteBuf value = Commands.deSerializeSingleMessageInBatch(payload, single, i, n);
-            try {
-                if (hidden.rows(place(at, i), properties(single.getPropertiesList())) == 0) {
-                    visible++;
-                    Commands.serializeSingleMessageInBatchWithPayload(single, value, packed);
-                }
-            } finally {
-                value.release();
+    private static void keepMessages(Position at, ByteBuf payload, ByteBuf packed, MessageMetadata metadata, Rules rules)
+            throws IOException {
+        Count count = new Count(rules);
+        visit(at, payload, metadata.getNumMessagesInBatch(), new Visitor() {
+            private int start = payload.readerIndex();
+
+            @Override
+            public void record(Place place, Txn txn, long seq) {
+                int before = count.visible;
+                count.record(place, txn, seq);
+                keep(count.visible > before);
             }
-        }
-        metadata.setNumMessagesInBatch(visible);
+
+            @Override
+            public void message(Place place, Map<String, String> properties, ByteBuffer value) {
+                int before = count.visible;
+                count.message(place, properties, value);
+                keep(count.visible > before);
+            }
+
+            private void keep(boolean visible) {
+                if (visible) {
+                    packed.writeBytes(payload, start, payload.readerIndex() - start);
+                }
+                start = payload.readerIndex();
+            }
+        });
+        metadata.setNumMessagesInBatch(count.visible);
     }
 
-    private static void keepRows(Position at, ByteBuf payload, ByteBuf packed, MessageMetadata metadata, Hidden hidden)
+    private static void keepRows(Position at, ByteBuf payload, ByteBuf packed, MessageMetadata metadata, Rules rules)
             throws IOException {
         Map<String, String> properties = properties(metadata.getPropertiesList());
-        int rows = hidden.rows(place(at, -1), properties);
-        packed.writeBytes(RecordSet.withoutFirst(rows, Rules.rows(place(at, -1), properties), payload));
-        Map<String, String> changed = Rules.without(rows, properties);
+        int hidden = rules.hiddenRows(place(at, -1), properties);
+        packed.writeBytes(RecordSet.withoutFirst(hidden, Rules.rows(place(at, -1), properties), payload));
+        Map<String, String> changed = Rules.without(hidden, properties);
         metadata.getPropertiesList().forEach(pair -> pair.setValue(changed.getOrDefault(pair.getKey(), pair.getValue())));
     }
 

@@ -26,7 +26,7 @@ import java.util.Map;
  *
  * <p><b>Input</b>, by one thread at a time, in log order: {@code message(place, properties, value)} for each message of
  * an entry, then {@code entry(ledger, entry)}. If no message of an entry has a property that begins with "tb.",
- * {@code entry} is enough. Properties whose names do not begin with "tb." may be left out, and {@code value} is read
+ * {@code entry} is enough. {@code record} is the same for records as txnbuffer writes them. Properties whose names do not begin with "tb." may be left out, and {@code value} is read
  * only if there is {@code tb.marker}; it is null if Pulsar has the null value. If a name occurs twice, its last value
  * counts. {@code stop(place, why)} is for an entry that the caller cannot read. All but {@code trim} belong to this one
  * thread, also {@code ordinary} and {@code questioned}.
@@ -36,6 +36,8 @@ import java.util.Map;
  * up to the bound only, and its answer never changes: the first so many rows of the message are hidden, the rest is
  * visible; {@code rows(place, properties)} is how many it has. A message that is no record set has one row.
  * {@code without(hidden, properties)} are the properties of a record set without its first rows.
+ * {@code isHidden(place, txn)} is the same as {@code hiddenRows} for what {@code record} takes, and
+ * {@code isVisible(ledger, entry)} says of most entries that nothing of them is hidden.
  * {@code stopped()} says why nothing more becomes visible, or null. {@code reserved(name)}: properties to remove from
  * what plain consumers get, since dead-letter and retry producers copy them to records that are none of a transaction.
  *
@@ -48,7 +50,7 @@ import java.util.Map;
  * <p><b>Memory</b>: aborted ids are bitmaps, suppressed messages are ranges of 16 bytes; {@code trim(firstLedger)}
  * forgets what only deleted ledgers need. Which transactions have ended is never forgotten above the low-water mark.
  */
-final class Rules {
+final class Rules implements Visitor {
     static final String PREFIX = "tb.";
     private static final String VERSION = "tb.v";
     private static final String TXN = "tb.txn";
@@ -117,6 +119,7 @@ final class Rules {
     private final Map<Long, Coordinator> coordinators = new HashMap<>();
     private final ArrayDeque<Question> questions = new ArrayDeque<>();
     final Hidden hidden = new Hidden();
+    private final VisibleEntries visible = new VisibleEntries();
     private Phase phase = Phase.LOADING;
     private Place applied = NOTHING; // the last message applied: of a record set its last row
     private Place whole = NOTHING; // the last entry of which all is applied
@@ -208,6 +211,15 @@ final class Rules {
         return txn != null && hidden.isAborted(txn) ? rows : hidden.suppressed(first(at, properties), rows);
     }
 
+    boolean isHidden(Place at, Txn txn) {
+        return hidden.isAborted(txn) || hidden.suppressed(at, 1) > 0;
+    }
+
+    /** Whether nothing of an entry up to the bound is hidden; of some such entries that is not known. */
+    boolean isVisible(long ledger, long entry) {
+        return visible.contains(ledger, entry);
+    }
+
     /** The place of the first row: the rows of a record set have the batch indexes 0, 1, 2 ... */
     private static Place first(Place at, Map<String, String> properties) {
         boolean set = at.batch < 0 && number(properties.get(RECORDS), Integer.MAX_VALUE) > 0;
@@ -248,6 +260,7 @@ final class Rules {
         if (phase != Phase.STOPPED && at.compareTo(whole) > 0) {
             whole = at;
             applied = at.compareTo(applied) > 0 ? at : applied;
+            visible.entry(at);
             decide();
         }
     }
@@ -255,26 +268,51 @@ final class Rules {
     private void decide() {
         Open open = ongoing.isEmpty() ? null : ongoing.values().iterator().next();
         oldest = open;
+        Place end = !questions.isEmpty() ? questions.peek().before : open != null ? open.before : whole;
+        visible.decide(end, hidden::isAborted);
         if (until != null && whole.compareTo(until) < 0) {
             return; // the replay goes on
         }
         until = null;
-        bound = !questions.isEmpty() ? questions.peek().before : open != null ? open.before : whole;
+        bound = end;
     }
 
-    void message(Place at, Map<String, String> properties, ByteBuffer value) {
+    /** Whether a message is to be applied. */
+    private boolean isNew(Place at) {
         if (phase == Phase.LOADING) {
             throw new IllegalStateException("the start of the log is not known");
         }
-        if (phase == Phase.STOPPED || at.compareTo(applied) <= 0) {
+        boolean found = phase != Phase.STOPPED && at.compareTo(applied) > 0;
+        visible.message(found);
+        return found;
+    }
+
+    @Override
+    public void record(Place at, Txn txn, long seq) {
+        if (!isNew(at)) {
             return;
         }
-        if (!properties.isEmpty()) {
-            try {
-                apply(at, properties, value);
-            } catch (RuntimeException error) {
-                stop(at, "a message that cannot be applied (" + error.getMessage() + ")"); // rule 7
-            }
+        if (phase == Phase.UNREGISTERED) {
+            question(at);
+        } else {
+            accept(at, 1, txn, seq);
+        }
+        applied = at;
+    }
+
+    @Override
+    public void message(Place at, Map<String, String> properties, ByteBuffer value) {
+        if (!isNew(at)) {
+            return;
+        }
+        if (properties.isEmpty()) {
+            applied = at;
+            return;
+        }
+        try {
+            apply(at, properties, value);
+        } catch (RuntimeException error) {
+            stop(at, "a message that cannot be applied (" + error.getMessage() + ")"); // rule 7
         }
         if (phase != Phase.STOPPED) {
             applied = last(first(at, properties), rows(at, properties));
@@ -287,12 +325,13 @@ final class Rules {
 
     private void apply(Place at, Map<String, String> properties, ByteBuffer value) {
         String version = properties.get(VERSION);
+        if (properties.containsKey(MARKER) || properties.containsKey(REMOVED)) {
+            visible.hide();
+        }
         if (version != null && !version.equals(ONE)) {
             stop(at, "a message of version " + version + " of the protocol"); // rule 7
         } else if (phase == Phase.UNREGISTERED && isOfTransaction(properties)) {
-            if (questions.isEmpty() || !questions.getLast().entry.equals(at.whole())) {
-                questions.add(new Question(at.whole(), whole));
-            }
+            question(at);
         } else if (properties.containsKey(MARKER)) {
             if (version == null || !properties.get(MARKER).equals(ONE) || value == null) {
                 throw new IllegalArgumentException("its properties are not those of a marker");
@@ -300,6 +339,12 @@ final class Rules {
             marker(at, value.duplicate());
         } else {
             record(at, properties, version != null);
+        }
+    }
+
+    private void question(Place at) {
+        if (questions.isEmpty() || !questions.getLast().entry.equals(at.whole())) {
+            questions.add(new Question(at.whole(), whole));
         }
     }
 
@@ -326,13 +371,18 @@ final class Rules {
         long seq = number(properties.get(SEQ), Long.MAX_VALUE);
         if (refused || !versioned || txn == null || seq < 1 || seq - 1 > Long.MAX_VALUE - size) {
             suppress(first, rows); // rule 7
-            return;
+        } else {
+            accept(first, size, txn, seq);
         }
+    }
+
+    private void accept(Place first, long size, Txn txn, long seq) {
+        visible.record(txn);
         Open open = ongoing.get(txn);
         if (open == null) {
             Coordinator coordinator = coordinators.get(txn.most);
             if (coordinator != null && coordinator.hasEnded(txn.least)) {
-                suppress(first, rows); // rule 1
+                suppress(first, size); // rule 1
             } else {
                 ongoing.put(txn, new Open(txn, first, whole, seq + size - 1, size));
             }
@@ -349,6 +399,7 @@ final class Rules {
     }
 
     private void suppress(Place first, long rows) {
+        visible.hide();
         hidden.suppress(first, last(first, rows), applied);
     }
 
@@ -406,6 +457,7 @@ final class Rules {
 
     void trim(long firstLedger) {
         hidden.trim(firstLedger);
+        visible.trim(firstLedger);
     }
 
     // Values of the protocol

@@ -179,7 +179,7 @@ final class TopicLog {
 
     private void apply(Position at, ByteBuf data) {
         try {
-            Packed.visit(at, data, rules::message);
+            Packed.visit(at, data, rules);
         } catch (Exception error) {
             rules.stop(Packed.place(at, -1), "an entry that cannot be read (" + error + ")");
         }

@@ -132,9 +132,7 @@ final class TxnTopic extends PersistentTopic {
             if (known != null && entry.getPosition().compareTo(known.bound) <= 0) {
                 return true; // what is at and before it was looked at
             }
-            Packed.Count count = count(entry);
-            partial[0] = count.partial();
-            return count.all() == 0 || count.visible() > 0;
+            return isShown(entry, partial);
         }, end).thenApply(found -> {
             Last now = known != null && found.compareTo(known.bound) <= 0
                     ? new Last(bound, known.entry, known.partial) : new Last(bound, found, partial[0]);
@@ -143,11 +141,16 @@ final class TxnTopic extends PersistentTopic {
         });
     }
 
-    private Packed.Count count(Entry entry) {
+    /** Whether something of an entry is visible, and if not all is, partial[0]. */
+    private boolean isShown(Entry entry, boolean[] partial) {
         Rules rules = log.rules();
+        if (rules == null || rules.isVisible(entry.getLedgerId(), entry.getEntryId())) {
+            return true;
+        }
         try {
-            return rules == null ? new Packed.Count(0, 0)
-                    : Packed.count(entry.getPosition(), entry.getDataBuffer(), rules::hiddenRows);
+            Packed.Count count = Packed.count(entry.getPosition(), entry.getDataBuffer(), rules);
+            partial[0] = count.partial();
+            return count.all == 0 || count.visible > 0;
         } catch (IOException error) {
             throw new IllegalStateException(error);
         }
@@ -182,7 +185,7 @@ final class TxnTopic extends PersistentTopic {
                 try {
                     EntryBuffer.replace(entry, Packed.rewrite(entry.getPosition(), entry.getDataBuffer(),
                             Commands.peekAndCopyMessageMetadata(entry.getDataBuffer(), getName(), -1),
-                            log.rules()::hiddenRows));
+                            log.rules()));
                 } catch (IOException | RuntimeException error) {
                     entry.release();
                     callback.readEntryFailed(new ManagedLedgerException(error), context);

@@ -33,13 +33,15 @@ final class VisibleFilter implements EntryFilter {
 
     /** Whether something of an entry up to the bound is visible; if not all is, the entry is rewritten. */
     static FilterResult shown(Rules rules, Entry entry, MessageMetadata metadata) throws IOException {
-        Packed.Count count = Packed.count(entry.getPosition(), entry.getDataBuffer(), rules::hiddenRows);
-        if (count.visible() == 0 && count.all() > 0) {
+        if (rules.isVisible(entry.getLedgerId(), entry.getEntryId())) {
+            return FilterResult.ACCEPT;
+        }
+        Packed.Count count = Packed.count(entry.getPosition(), entry.getDataBuffer(), rules);
+        if (count.visible == 0 && count.all > 0) {
             return FilterResult.REJECT;
         }
         if (count.partial()) {
-            EntryBuffer.replace(entry, Packed.rewrite(entry.getPosition(), entry.getDataBuffer(), metadata,
-                    rules::hiddenRows));
+            EntryBuffer.replace(entry, Packed.rewrite(entry.getPosition(), entry.getDataBuffer(), metadata, rules));
         }
         return FilterResult.ACCEPT;
     }

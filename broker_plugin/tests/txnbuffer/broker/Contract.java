@@ -1,5 +1,6 @@
 package txnbuffer.broker;
 
+import io.netty.buffer.ByteBuf;
 import io.netty.buffer.ByteBufUtil;
 import io.netty.buffer.Unpooled;
 import java.io.BufferedReader;
@@ -25,6 +26,7 @@ import org.apache.bookkeeper.mledger.impl.EntryImpl;
 import org.apache.pulsar.broker.ServiceConfiguration;
 import org.apache.pulsar.broker.service.plugin.EntryFilter;
 import org.apache.pulsar.common.api.proto.MessageMetadata;
+import org.apache.pulsar.common.api.proto.SingleMessageMetadata;
 import org.apache.pulsar.common.protocol.Commands;
 import txnbuffer.broker.Rules.Place;
 
@@ -76,6 +78,8 @@ public final class Contract {
                 return entry(place(words, 1), words.length > 4 ? bytes(words[4]) : null);
             case "delivered":
                 return delivered(place(words, 1));
+            case "scan": // MESSAGE, of a batch
+                return scan(bytes(words[1]));
             case "cut": // HIDDEN ROWS VALUE
                 return cut(Integer.parseInt(words[1]), Integer.parseInt(words[2]), bytes(words[3]));
             case "until":
@@ -131,12 +135,20 @@ public final class Contract {
         if (data != null) {
             Position position = PositionFactory.create(at.ledger(), at.entry());
             try {
-                Packed.visit(position, Unpooled.wrappedBuffer(data), (place, properties, value) -> {
-                    if (!properties.isEmpty() || at.entry() % 2 == 0) { // messages without any need not be passed
-                        rules.message(place, properties, value);
+                Packed.visit(position, Unpooled.wrappedBuffer(data), new Visitor() {
+                    @Override
+                    public void record(Place place, Rules.Txn txn, long seq) {
+                        rules.record(place, txn, seq);
+                        add(new Message(place, Map.of("tb.v", "1", "tb.txn", txn.most() + ":" + txn.least(),
+                                "tb.seq", "" + seq)));
                     }
-                    if (log.isEmpty() || log.get(log.size() - 1).at.compareTo(place) < 0) { // else it was passed before
-                        log.add(new Message(place, properties));
+
+                    @Override
+                    public void message(Place place, Map<String, String> properties, ByteBuffer value) {
+                        if (!properties.isEmpty() || at.entry() % 2 == 0) { // messages without any need not be passed
+                            rules.message(place, properties, value);
+                        }
+                        add(new Message(place, properties));
                     }
                 });
             } catch (IOException error) {
@@ -148,6 +160,12 @@ public final class Contract {
         return state();
     }
 
+    private void add(Message message) {
+        if (log.isEmpty() || log.get(log.size() - 1).at.compareTo(message.at) < 0) { // else it was passed before
+            log.add(message);
+        }
+    }
+
     /** What plain consumers get of an entry. */
     private String delivered(Place at) {
         byte[] data = entries.get(at);
@@ -156,13 +174,38 @@ public final class Contract {
             MessageMetadata metadata = Commands.peekAndCopyMessageMetadata(entry.getDataBuffer(), "", -1);
             EntryFilter.FilterResult result = VisibleFilter.shown(rules, entry, metadata);
             byte[] found = ByteBufUtil.getBytes(entry.getDataBuffer());
-            return result == EntryFilter.FilterResult.REJECT ? "hidden"
+            return rules.isVisible(at.ledger(), at.entry()) ? "remembered"
+                    : result == EntryFilter.FilterResult.REJECT ? "hidden"
                     : Arrays.equals(found, data) ? "unchanged" : word(found);
         } catch (IOException error) {
             return "refused " + error.getMessage();
         } finally {
             entry.release();
         }
+    }
+
+    /** Whether the broker reads the same in a message that the scanner understands. */
+    private static String scan(byte[] message) {
+        Scanner scanner = new Scanner();
+        ByteBuf own = Unpooled.wrappedBuffer(message), brokers = Unpooled.wrappedBuffer(message);
+        Scanner.Kind kind = scanner.read(own);
+        if (kind == Scanner.Kind.OTHER) {
+            return "other";
+        }
+        SingleMessageMetadata metadata = new SingleMessageMetadata();
+        try {
+            Commands.deSerializeSingleMessageInBatch(brokers, metadata, 0, 1);
+        } catch (IOException error) {
+            return "different: " + error;
+        }
+        Map<String, String> found = new HashMap<>();
+        metadata.getPropertiesList().forEach(pair -> found.put(pair.getKey(), pair.getValue()));
+        found.keySet().removeIf(name -> !Rules.reserved(name));
+        boolean same = kind == Scanner.Kind.ORDINARY ? found.isEmpty()
+                : found.size() == 3 && found.get("tb.v").equals("1")
+                && Rules.txn(found.get("tb.txn")).equals(scanner.txn())
+                && Long.parseLong(found.get("tb.seq")) == scanner.seq();
+        return same && own.readerIndex() == brokers.readerIndex() ? "same" : "different: " + found;
     }
 
     private static String cut(int hidden, int rows, byte[] value) {
