@@ -422,6 +422,22 @@ class PlugInBroker(Protocol):
         """What the plug-in says of a topic, such as `state` and `reason`; empty if its broker has none."""
 
 
+class PlainReader(Resource, Protocol):
+    def read(self, *, limit: int = 1000, timeout: float = 0.0) -> PlacedBatch | None:
+        """The next messages, at most `limit`; None if none came in `timeout` seconds."""
+
+    def has_more(self) -> bool | None:
+        """Whether there are more messages for it, as the cluster says; None if that does not answer."""
+
+
+@runtime_checkable
+class PlainBroker(Protocol):
+    """A broker of which other programs may see only a part."""
+
+    def plain_reader(self, topic: str) -> PlainReader:
+        """Read a topic from its first message on, as a reader of another program does."""
+
+
 @runtime_checkable
 class BulkBroker(Protocol):
     """A broker that creates many topics for about the cost of one."""

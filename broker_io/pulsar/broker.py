@@ -35,7 +35,16 @@ from broker_io.port import (
 from broker_io.position import EARLIEST, Position
 from broker_io.pulsar import plug_in, threads
 from broker_io.pulsar.answers import append_error, integer, mapping, texts
-from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster, from_local_name, parse_address, path_of, to_local_name
+from broker_io.pulsar.cluster import (
+    INCARNATION,
+    NOTE,
+    Cluster,
+    Handle,
+    from_local_name,
+    parse_address,
+    path_of,
+    to_local_name,
+)
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.head_start import HeadStart, Presence
 from broker_io.pulsar.ledgers import (
@@ -56,7 +65,7 @@ from broker_io.pulsar.policies import (
     policies_of,
     policies_path,
 )
-from broker_io.pulsar.reader import PulsarReader
+from broker_io.pulsar.reader import PlainPulsarReader, PulsarReader
 from broker_io.pulsar.writer import PulsarWriter
 
 OVERHEAD_BYTES = 64 * 1024
@@ -139,7 +148,7 @@ class PulsarBroker(Resource):
         self._batching = batching
         self.hashing = hashing
         self._schemas: dict[str, Any] = dict(schemas or {})
-        self._open: weakref.WeakKeyDictionary[PulsarReader | PulsarWriter, None] = weakref.WeakKeyDictionary()
+        self._open: weakref.WeakKeyDictionary[Handle, None] = weakref.WeakKeyDictionary()
         self._head_starts: dict[str, HeadStart] = {}
         self._limit_asked = self._limit_answered = False
         threads = self._cluster.environment.threads
@@ -353,6 +362,12 @@ class PulsarBroker(Resource):
         self._add(reader)
         return reader
 
+    def plain_reader(self, topic: str) -> PlainPulsarReader:
+        self._cluster.check()
+        reader = PlainPulsarReader(self._cluster, check_topic_name(topic), AHEAD)
+        self._add(reader)
+        return reader
+
     def ledgers(self, topic: str) -> list[Ledger]:
         return topic_state(self._cluster, topic).ledgers
 
@@ -403,11 +418,11 @@ class PulsarBroker(Resource):
     def _is_compacted(self, topic: str) -> bool:
         return topic.startswith(self._compacted_prefix)
 
-    def _handles(self, topic: str | None = None) -> list[PulsarReader | PulsarWriter]:
+    def _handles(self, topic: str | None = None) -> list[Handle]:
         with self._lock:
             return [handle for handle in self._open if topic is None or handle.topic == topic]
 
-    def _add(self, handle: PulsarReader | PulsarWriter) -> None:
+    def _add(self, handle: Handle) -> None:
         with self._lock:
             self._open[handle] = None
         threads.watch(handle)

@@ -99,6 +99,9 @@ NOTE = "txnbuffer.note"
 READING = "__txnbuffer"
 """Part of the name of each reader's subscription, by which a broker knows who reads the log with its markers."""
 
+PLAIN = "txnbuffer-plain"
+"""In place of READING for a reader that gets what those of other programs get."""
+
 
 class Cluster:
     """The connection of one broker.
@@ -129,7 +132,9 @@ class Cluster:
         self._opening = OPENING_STEPS * self._attempt + 1.0
         self.retry = RetryPolicy(max_unavailable, self.check, from_start=True)
         self.admin = AdminClient(admin_url or address.admin, credentials, self.retry)
-        self.reading = READING if credentials.role is None else f"{credentials.role}-{READING}"
+        self.reading, self.plain = (
+            f"{credentials.role}-{name}" if credentials.role else name for name in (READING, PLAIN)
+        )
         self.acks = Resolver()
         try:
             self.client = pulsar.Client(

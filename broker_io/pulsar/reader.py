@@ -36,7 +36,10 @@ ASK_SECONDS = 2.0
 class MessageSource:
     """Reads the messages from `start` on, including the one at `start`."""
 
-    def __init__(self, cluster: Cluster, topic: str, start: Position, *, compacted: bool, ahead: int) -> None:
+    def __init__(
+        self, cluster: Cluster, topic: str, start: Position, *, compacted: bool, ahead: int, name: str | None = None
+    ) -> None:
+        """`name`: begins the name of its subscription instead of that of readers of the log."""
         self._topic = topic
         message_id = pulsar.MessageId(-1, start.ledger, start.entry, start.batch)
         self._reader: Any = cluster.opened(
@@ -46,7 +49,7 @@ class MessageSource:
                 cluster.url(topic),
                 message_id,
                 receiver_queue_size=ahead,
-                subscription_role_prefix=cluster.reading,
+                subscription_role_prefix=name or cluster.reading,
                 is_read_compacted=compacted,
                 start_message_id_inclusive=True,
             ),
@@ -451,3 +454,48 @@ class PulsarReader(Handle):
 
     def _new_source(self, start: Position) -> MessageSource:
         return MessageSource(self._cluster, self.topic, start, compacted=self.compacted, ahead=self._ahead)
+
+
+class PlainPulsarReader(Handle):
+    """See `PlainBroker.plain_reader`. Belongs to one thread at a time."""
+
+    def __init__(self, cluster: Cluster, topic: str, ahead: int) -> None:
+        self.topic = topic
+        self._cluster = cluster
+        self._dead: Error | None = None
+        self._source = MessageSource(cluster, topic, EARLIEST, compacted=False, ahead=ahead, name=cluster.plain)
+
+    def read(self, *, limit: int = 1000, timeout: float = 0.0) -> PlacedBatch | None:
+        self._check()
+        messages: list[Any] = []
+        while len(messages) < limit:
+            message = self._source.next(0 if messages else round(1000 * timeout))
+            if message is None:
+                break
+            messages.append(message)
+        if not messages:
+            return None
+        times = np.fromiter((message.publish_timestamp() for message in messages), np.int64, len(messages))
+        places = Positions.of([position_of(message.message_id()) for message in messages])
+        return PlacedBatch(places, times, decode_messages(messages, [*map(properties_of, messages)]))
+
+    def has_more(self) -> bool | None:
+        self._check()
+        return self._source.has_more()
+
+    def close(self) -> None:
+        self.end(Closed("this plain reader is closed: open another one"))
+
+    def detach(self, why: Error) -> None:
+        self._dead = why
+        threads.keep(self._source)
+
+    def end(self, error: Error) -> None:
+        if self._dead is None:
+            self._dead = error
+            self._source.close()
+
+    def _check(self) -> None:
+        self._cluster.check()
+        if self._dead is not None:
+            raise self._dead

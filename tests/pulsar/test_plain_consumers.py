@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -294,6 +296,24 @@ def test_command_about_brokers_needs_a_cluster(tmp_path: Path) -> None:
     assert "is not a Pulsar cluster" in found.stderr
 
 
+async def test_command_compares_what_plain_consumers_get_with_the_log(world: World) -> None:
+    async with world.client(batching="records") as packing, world.client() as client:
+        await write(client, "verified", 10, 1)
+        await packing.send_many("verified", ["a", "b"])
+        ended, held = await client.transaction().begin(), await client.transaction(timeout=120).begin()
+        await asyncio.gather(*(txn.send("verified", b"mixed") for _ in range(5) for txn in (ended, held)))
+        await ended.commit()
+        found = await asyncio.to_thread(verify_plain, world, "verified")
+        assert (found.returncode, json.loads(found.stdout)) == (0, []), found
+        assert re.match(r"plain consumers get the [\d,]+ committed records of verified, and nothing else", found.stderr)
+        await held.abort()
+
+
+def verify_plain(world: World, topic: str) -> subprocess.CompletedProcess[str]:
+    setting = f"pulsar.admin_url={world.broker.admin}"
+    return txnbuf("verify", world.address, topic, "--plain", "--set", setting, "--output", "json")
+
+
 async def test_consumers_of_the_java_client_get_what_committed_readers_get(world: World) -> None:
     async with world.client() as client:
         await client.send("java", b"first")
@@ -327,6 +347,9 @@ async def test_difference_without_the_plug_in(cluster: Cluster) -> None:
             plain = Plain(plain_world, "orders", "Exclusive")
             assert len(await asyncio.to_thread(plain.read, len(wanted) + 1)) > len(wanted)
             assert [one for one in plain.properties if "tb.marker" in one]
+            found = await asyncio.to_thread(verify_plain, plain_world, "orders")
+            assert found.returncode == 1
+            assert "extra" in {one["what"] for one in json.loads(found.stdout)}
     finally:
         plain_world.close()
         cluster.drop(plain_world.namespace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import click
 
@@ -16,6 +17,7 @@ from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import counted
 from txnbuffer.recovery.decision_log import exclusive_writer, read_decisions, reset_decisions
+from txnbuffer.recovery.plain import verify_plain
 from txnbuffer.recovery.rebuild import compare
 from txnbuffer.recovery.verify import Level, verify
 
@@ -23,15 +25,21 @@ from txnbuffer.recovery.verify import Level, verify
 @click.command("verify", cls=AddressCommand)
 @address_argument
 @topic_argument(required=False)
+@click.option("--plain", is_flag=True, help="Check what plain consumers of TOPIC get, with the broker plug-in.")
 @log_options
 @output_option
-def verify_command(log: LogAddress, topic: str | None, output: str) -> None:
+def verify_command(log: LogAddress, topic: str | None, plain: bool, output: str) -> None:
     """Check the buffer snapshots of all topics, or of TOPIC, without changing anything.
 
     Checks each snapshot entry, the chain of segments, and the state against the state rebuilt from the log.
     Also checks the files and the decision log as the service does at its start. Exit code 1 if anything is
     wrong.
+
+    With --plain: compare all that a plain reader of TOPIC gets with its committed records, up to where transactions are
+    decided now, and show the first entries of the log that differ.
     """
+    if plain:
+        _verify_plain(log, topic, output)
     with log.open_for_reading() as broker:
         findings = verify(broker, topic)
     if log.address.startswith("file:") and (exposed := exposure(current().disk, log.address.removeprefix("file:"))):
@@ -50,6 +58,19 @@ def verify_command(log: LogAddress, topic: str | None, output: str) -> None:
     wrong = sum(finding.level is Level.ERROR for finding in findings)
     narrate(f"{counted(wrong, 'error')} in {counted(len({finding.topic for finding in findings}), 'topic')}")
     sys.exit(1 if wrong else 0)
+
+
+def _verify_plain(log: LogAddress, topic: str | None, output: str) -> NoReturn:
+    if topic is None:
+        raise click.UsageError("--plain needs a TOPIC")
+    check_data_topic(topic)
+    with log.open_for_reading() as broker:
+        found = verify_plain(broker, topic)
+    show_rows([one._asdict() for one in found.differences], output, empty="no differences")
+    records = counted(found.records, "committed record")
+    wrong = f"plain consumers do not get the {records} of {topic}, in {counted(found.different, 'place')} of the log"
+    narrate(wrong if found.different else f"plain consumers get the {records} of {topic}, and nothing else")
+    sys.exit(1 if found.different else 0)
 
 
 @click.command("recover", cls=AddressCommand)

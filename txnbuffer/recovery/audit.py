@@ -125,10 +125,10 @@ class AuditCopy(Protocol):
 class CommittedLog:
     """The committed records of a topic, pinned when it is opened: by `open`.
 
-    `start` and `end`: the seqnos of its first and its last visible record. `cleaned`: the one up to which compaction
-    has looked at it. `first_ledger`: the first one that was not trimmed. If the topic has had no transactions, it is
-    not `registered`, and its first record has the seqno 1. `stored`: the digests that its last compaction has stored;
-    None: the broker has none.
+    `start` and `end`: the seqnos of its first and its last visible record. `last`: up to where it is decided.
+    `cleaned`: the one up to which compaction has looked at it. `first_ledger`: the first one that was not trimmed.
+    If the topic has had no transactions, it is not `registered`, and its first record has the seqno 1. `stored`:
+    the digests that its last compaction has stored; None: the broker has none.
     """
 
     def __init__(self, broker: Broker, topic: str) -> None:
@@ -147,8 +147,8 @@ class CommittedLog:
             log.replay()
             log.sequence_all()
         visibility = self._visibility = PinnedVisibility.of(loaded.buffer)
-        self._last = visibility.max_read_position
-        for placed in read_existing(broker, topic, log.taken, self._last):
+        self.last = visibility.max_read_position
+        for placed in read_existing(broker, topic, log.taken, self.last):
             sequencer.advance(placed, loaded.buffer)
         if not loaded.registered and loaded.buffer.transactional:
             raise SnapshotMissing(topic, LOST)
@@ -158,7 +158,7 @@ class CommittedLog:
     def records(self, limit: int = LAST_SEQNO) -> Iterator[NumberedRecords]:
         """The visible records up to a seqno. Raises what reading the log raises, and UndecodableRecordSet."""
         next_seqno = self.start
-        for placed in read_existing(self._broker, self.topic, before_ledger(self.first_ledger), self._last):
+        for placed in read_existing(self._broker, self.topic, before_ledger(self.first_ledger), self.last):
             for part in batch_slices(placed):
                 records, seqnos, count, broken = numbered_records(part, self._visibility, next_seqno)
                 next_seqno += count
@@ -185,7 +185,7 @@ class CommittedLog:
             return
         if stored:
             raise InvalidRequest(f"topic {self.topic} was compacted during the audit: audit again")
-        if self._last is None or cleaned >= self._last.ledger or self._sequencer.last_in(cleaned) > reached:
+        if self.last is None or cleaned >= self.last.ledger or self._sequencer.last_in(cleaned) > reached:
             raise InvalidRequest(
                 f"topic {self.topic} was compacted during the audit, maybe beyond seqno {reached}: audit again"
             )
