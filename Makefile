@@ -105,6 +105,7 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full 
 	$(BIN)/python tests/pulsar/unload_soak.py --unloads $(or $(UNLOADS),50) --restarts $(or $(RESTARTS),5) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/unload_soak.py --unloads $(or $(HANDOVERS),20) --restarts $(or $(HANDOVERS),20) --services 2 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/plain_soak.py --seconds $(or $(PLAIN_SECONDS),600) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/pulsar/plain_soak.py --brokers 2 --seconds $(or $(PLAIN_SECONDS),600) $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/relay_kills.py --kills 20 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/cursor_kills.py $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/sink_kills.py $(if $(SEED),--seed $(SEED))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,12 +13,11 @@ from pulsar_container import distribution
 
 from broker_io.standalone import SHORT_LIVED, Port, StandaloneProcess, ask, is_up
 
-LOAD_MANAGER = "org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl"
+LOAD_MANAGER = "org.apache.pulsar.broker.loadbalance.extensions.ExtensibleLoadManagerImpl"
 SESSION_SECONDS = 5
 """Seconds after which the bundles of a killed broker belong to the others."""
 READY = "Local BK[0] started"
 CLUSTER = "standalone"
-TEMPORARY_REDIRECT = 307
 MOVE_SECONDS = 60.0
 STARTING = 240.0
 
@@ -105,15 +103,11 @@ class Brokers:
 
     def move(self, topic: str, to: MemberBroker) -> None:
         """Move the bundle of a topic to another broker."""
+        if (owner := self.owner(topic)) is to:
+            return
         bundle = self._look_up(f"persistent/{topic}/bundle")
         place = f"namespaces/{topic.rpartition('/')[0]}/{bundle}/unload"
-        leader = ask(self.admin, "brokers/leaderBroker")["serviceUrl"]
-        try:  # the leader remembers where the bundle shall be, and unloads it if it is the owner
-            ask(leader, f"{place}?destinationBroker={to.admin.removeprefix('http://')}", "PUT")
-        except urllib.error.HTTPError as error:
-            if error.code != TEMPORARY_REDIRECT:
-                raise
-            ask(self.owner(topic).admin, place, "PUT")
+        ask(owner.admin, f"{place}?destinationBroker={to.admin.removeprefix('http://')}", "PUT")
         deadline = time.monotonic() + MOVE_SECONDS
         while self.owner(topic) is not to:
             assert time.monotonic() < deadline, f"{topic} stays where it is"
@@ -121,7 +115,9 @@ class Brokers:
 
 
 @contextlib.contextmanager
-def several_brokers(directory: Path, count: int, settings: Sequence[str], jar: Path | None) -> Iterator[Brokers]:
+def several_brokers(
+    directory: Path, count: int, settings: Sequence[str] = (), jar: Path | None = None
+) -> Iterator[Brokers]:
     with contextlib.ExitStack() as stack:
         storage = stack.enter_context(Storage(_made(directory / "storage")))
         yield Brokers(

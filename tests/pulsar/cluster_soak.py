@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ sys.path.insert(0, str(TESTS))
 
 from pulsar_cluster import Cluster, choose  # noqa: E402
 from service_process import ServiceProcess  # noqa: E402
+from several_brokers import Brokers  # noqa: E402
 from soak_check import TOPICS, Comparison, DiaryEntry, compare, read_diaries  # noqa: E402
 
 from broker_io import open_broker  # noqa: E402
@@ -73,7 +75,9 @@ class Soak:
     services = 2
     """The services of each shard: an active one and standbys."""
 
-    def __init__(self, broker: Standalone | Cluster, directory: Path, seed: int, writers: int, shards: int = 1) -> None:
+    def __init__(
+        self, broker: Standalone | Cluster | Brokers, directory: Path, seed: int, writers: int, shards: int = 1
+    ) -> None:
         self.report = Report()
         self._shards = shards
         self._shard_of: dict[ServiceProcess, int] = {}
@@ -383,7 +387,7 @@ def plan(brokers: int, services: int, chance: random.Random) -> list[str]:
     return events
 
 
-def play(make: Callable[[Path], Soak], broker: Standalone | Cluster, events: Iterable[str]) -> Any:
+def play(make: Callable[[Path], Soak], broker: Standalone | Cluster | Brokers, events: Iterable[str]) -> Any:
     """Run the soak that `make` builds in a directory; its report."""
     with tempfile.TemporaryDirectory(prefix="txnbuffer-soak-") as directory:
         run = make(Path(directory))
@@ -399,20 +403,24 @@ def soak(broker: Standalone | Cluster, events: Sequence[str], seed: int, writers
     return play(lambda directory: Soak(broker, directory, seed, writers, shards), broker, events)
 
 
+def private_broker(**arguments: Any) -> AbstractContextManager[Standalone]:
+    return Cluster(choose(), "", "").private_standalone(**arguments)
+
+
 def run_script(
     parser: argparse.ArgumentParser,
     events_of: Callable[[argparse.Namespace, random.Random], E],
     soak_of: Callable[[Standalone, E, argparse.Namespace], Report],
-    broker_of: Callable[[argparse.Namespace], dict[str, Any]] = lambda _: {},
+    broker_of: Callable[[argparse.Namespace], AbstractContextManager[Any]] = lambda _: private_broker(),
 ) -> int:
-    """Soak a private broker, with the arguments of `broker_of`; prints the report, returns the exit code."""
+    """Soak the broker of `broker_of`; prints the report, returns the exit code."""
     parser.add_argument("--writers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that child processes are ended
     print(f"seed {options.seed}", file=sys.stderr)
     events = events_of(options, random.Random(options.seed))
-    with Cluster(choose(), "", "").private_standalone(**broker_of(options)) as broker:
+    with broker_of(options) as broker:
         report = soak_of(broker, events, options)
     print(json.dumps(asdict(report) | {"good": report.good}))
     return 0 if report.good else 1

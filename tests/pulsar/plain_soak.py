@@ -5,9 +5,10 @@
 The rig of `cluster_soak`: an active service and a standby, writers of transactions, of which some abort and some stay
 open for seconds, and our readers. There are also processes with Pulsar's Python and Java clients, and the Go client if
 `go` is on the path, each with a consumer of every type and a reader. Topics are unloaded; broker, services, writers and
-consumers are killed. At the end each consumer must have what our reader returns, in the same order (of each key for
-Key_Shared); a message may come twice only if there was an unload or a kill in between. Prints one JSON object; exit
-code 1 if something differs. `--without-plug-in` must fail.
+consumers are killed. With `--brokers 2` topic and snapshots move between brokers, and the owner of the topic is killed.
+At the end each consumer must have what our reader returns, in the same order (of each key for Key_Shared); a message
+may come twice only if there was an unload, a move or a kill in between. Prints one JSON object; exit code 1 if
+something differs. `--without-plug-in` must fail.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ import time
 import urllib.error
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from cluster_soak import Report, Soak, play, run_script
+from cluster_soak import Report, Soak, play, private_broker, run_script
 from foreign_consumers import ForeignConsumers, Repeat, go_command, java_command, python_command
-from pulsar_cluster import Cluster
+from several_brokers import SESSION_SECONDS, Brokers, several_brokers
 from soak_check import TOPICS
 
 from broker_io.standalone import Standalone, ask
@@ -37,6 +41,8 @@ from broker_plugin.build import build
 
 PLUG_IN = ["topicFactoryClassName=txnbuffer.broker.TxnTopicFactory", "allowOverrideEntryFilters=true"]
 EVENTS = ("unload", "kill_broker", "kill_active", "stop_writer", "kill_consumers", "unload", "kill_both", "kill_writer")
+MOVES = (*EVENTS, "move", "move", "move_snapshots")
+"""With several brokers."""
 CATCH_UP = 120.0
 """Seconds in which a consumer must have everything, on a busy machine."""
 QUIET = 3.0
@@ -51,6 +57,7 @@ class PlainReport(Report):
     """`delivered` and `repeated`: messages of all consumers; `differences`: sentences."""
 
     unloads: int = 0
+    moves: int = 0
     consumer_kills: int = 0
     delivered: int = 0
     repeated: int = 0
@@ -64,14 +71,14 @@ class PlainReport(Report):
 class Schedule:
     """Events in random order for some seconds; `times` are the begin and the end of each."""
 
-    def __init__(self, seconds: float, chance: random.Random) -> None:
+    def __init__(self, seconds: float, chance: random.Random, events: Sequence[str] = EVENTS) -> None:
         self.times: list[tuple[float, float]] = []
-        self._seconds, self._chance = seconds, chance
+        self._seconds, self._chance, self._events = seconds, chance, events
 
     def __iter__(self) -> Iterator[str]:
         end = time.monotonic() + self._seconds
         while True:
-            for event in self._chance.sample(EVENTS, len(EVENTS)):
+            for event in self._chance.sample(self._events, len(self._events)):
                 if (began := time.monotonic()) > end:
                     return
                 yield event
@@ -83,7 +90,7 @@ class Schedule:
 
 class PlainSoak(Soak):
     def __init__(
-        self, broker: Standalone, directory: Path, seed: int, writers: int, commands: dict[str, list[str]]
+        self, broker: Standalone | Brokers, directory: Path, seed: int, writers: int, commands: dict[str, list[str]]
     ) -> None:
         super().__init__(broker, directory, seed, writers)
         self.report: PlainReport = PlainReport()
@@ -100,8 +107,33 @@ class PlainSoak(Soak):
 
     def _unload(self) -> None:
         self.report.unloads += 1
+        owner = self._broker.owner(self.topic) if isinstance(self._broker, Brokers) else self._broker
         with contextlib.suppress(urllib.error.HTTPError):  # the bundle may be moving
-            ask(self._broker.admin, f"persistent/{self.topic}/unload", "PUT")
+            ask(owner.admin, f"persistent/{self.topic}/unload", "PUT")
+
+    def _move(self, topic: str = "") -> None:
+        """Move a topic to another broker."""
+        assert isinstance(self._broker, Brokers)
+        self.report.moves += 1
+        topic = topic or self.topic
+        owner = self._broker.owner(topic)
+        self._broker.move(topic, self._random.choice([one for one in self._broker.members if one is not owner]))
+
+    def _move_snapshots(self) -> None:
+        self._move(f"{self.namespace}/__txnbuffer_snapshots")
+
+    def _kill_broker(self) -> None:
+        """Kill the owner of the topic; of several, one that is not the first one, which has the admin interface."""
+        if isinstance(self._broker, Brokers):
+            if self._broker.owner(self.topic) is self._broker.members[0]:
+                self._move()
+            owner = self._broker.owner(self.topic)
+            self.report.broker_kills += 1
+            owner.kill()
+            time.sleep(self._random.uniform(0.0, 2.0 * SESSION_SECONDS))
+            owner.start()
+        else:
+            super()._kill_broker()
 
     def _kill_consumers(self) -> None:
         self.report.consumer_kills += 1
@@ -158,9 +190,8 @@ def _by_key(values: Iterable[bytes]) -> dict[bytes, list[bytes]]:
 
 
 def soak(
-    broker: Standalone | Cluster, schedule: Schedule, seed: int, writers: int, commands: dict[str, list[str]]
+    broker: Standalone | Brokers, schedule: Schedule, seed: int, writers: int, commands: dict[str, list[str]]
 ) -> PlainReport:
-    assert isinstance(broker, Standalone)
     made: list[PlainSoak] = []
 
     def make(directory: Path) -> PlainSoak:
@@ -172,9 +203,17 @@ def soak(
     return report
 
 
+def broker_of(options: argparse.Namespace, directory: Path) -> AbstractContextManager[Standalone | Brokers]:
+    plug_in: dict[str, Any] = {} if options.without_plug_in else {"settings": PLUG_IN, "jar": build()}
+    if options.brokers == 1:
+        return private_broker(**plug_in)
+    return several_brokers(directory, options.brokers, **plug_in)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--brokers", type=int, default=1, help="brokers of the cluster")
     parser.add_argument("--without-plug-in", action="store_true", help="show that the soak finds what it would")
     with tempfile.TemporaryDirectory(prefix="txnbuffer-plain-") as directory:
         commands = {"python": python_command(), "java": java_command()}
@@ -182,9 +221,9 @@ def main() -> int:
             commands["go"] = go_command(Path(directory))
         return run_script(
             parser,
-            lambda options, chance: Schedule(options.seconds, chance),
+            lambda options, chance: Schedule(options.seconds, chance, EVENTS if options.brokers == 1 else MOVES),
             lambda broker, schedule, options: soak(broker, schedule, options.seed, options.writers, commands),
-            lambda options: {} if options.without_plug_in else {"settings": PLUG_IN, "jar": build()},
+            partial(broker_of, directory=Path(directory)),
         )
 
 

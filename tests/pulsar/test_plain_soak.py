@@ -48,8 +48,10 @@ def test_repeats_need_an_event_between_both_deliveries(soaking: ModuleType) -> N
     assert not schedule.explains(Repeat("Shared", 150.0, 160.0))
 
 
-def test_events_have_their_times_and_end(soaking: ModuleType) -> None:
-    schedule = soaking.Schedule(0.05, random.Random(1))
+@pytest.mark.parametrize("name", ["EVENTS", "MOVES"])
+def test_events_have_their_times_and_end(soaking: ModuleType, name: str) -> None:
+    chosen = getattr(soaking, name)
+    schedule = soaking.Schedule(0.05, random.Random(1), chosen)
     events = [*schedule]
-    assert {*events} <= {*soaking.EVENTS}
+    assert {*events} <= {*chosen} == {event for event in chosen if hasattr(soaking.PlainSoak, f"_{event}")}
     assert len(schedule.times) == len(events)
