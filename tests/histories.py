@@ -20,7 +20,10 @@ from txnbuffer.protocol import RECORDS, REMOVED, SEQ, TXN, VERSION, encode_marke
 
 
 class Event(NamedTuple):
-    """One message: a record (`size` None), a record set, an undecodable one (`bad`) or a marker."""
+    """One message: a record (`size` None), a record set, an undecodable one (`bad`) or a marker.
+
+    `unreadable`: it is not a message of Pulsar; only the broker plug-in meets such entries.
+    """
 
     position: Position
     txn: TxnId | None = None
@@ -28,6 +31,7 @@ class Event(NamedTuple):
     size: int | None = None
     bad: bool = False
     marker: Marker | None = None
+    unreadable: bool = False
 
     @property
     def records(self) -> list[Position]:
@@ -255,6 +259,9 @@ class _OddWriter(_Writer):
                 self.log._add(encode_marker(ended), index, marker=ended)
                 continue
             txn = self.draw(st.sampled_from([None, *self.ids]))
+            if self.draw(st.integers(0, 9)) == 0:  # record sets are never in a batch
+                self.log._add(record(txn, 1, size=2), index, bad=True)
+                continue
             self.log.member(txn, 0 if txn is None else self._advance(txn, 1), index)
         self.log.next_entry()
 
@@ -272,7 +279,7 @@ class _OddWriter(_Writer):
 
     def stopping(self) -> None:
         """Rarely, since nothing after it is read."""
-        getattr(self, self.draw(st.sampled_from(["damaged", "damaged", "newer", "border"])))()
+        getattr(self, self.draw(st.sampled_from(["damaged", "damaged", "newer", "border", "unreadable"])))()
 
     def damaged(self) -> None:
         """A marker of which some bytes are cut, changed or added: it may be another marker, or none."""
@@ -285,6 +292,9 @@ class _OddWriter(_Writer):
     def newer(self) -> None:
         version = self.draw(st.sampled_from(["2", "", "01", "x"]))
         self.log._add(Message(b"k", b"v", {**record(self.txn()).properties, VERSION: version}))
+
+    def unreadable(self) -> None:
+        self.log._add(Message(None, self.draw(st.binary(max_size=40))), unreadable=True)
 
     def end_all(self) -> None:
         """Decide all that is open."""

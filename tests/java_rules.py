@@ -127,7 +127,10 @@ def compression(entry: Entry) -> int:
 
 def packed(messages: Sequence[Message], log: Log, entry: Entry) -> bytes:
     """Messages packed as those of an entry, in a way that depends on its place."""
-    batched = log.events[entry[1][0]].position.batch != NO_INDEX
+    first = log.events[entry[1][0]]
+    if first.unreadable:
+        return messages[0].value or b""
+    batched = first.position.batch != NO_INDEX
     broker_data = b"\x08\x05" if entry[0][0] % 2 else b""
     return pulsar_entries.entry(messages, batched=batched, compression=compression(entry), broker_data=broker_data)
 
@@ -183,6 +186,8 @@ class Python:
         """Apply an entry; the answer that Java has to give."""
         indexes = self.entries[number_][1]
         buffer = self.owner.buffer
+        if self.log.events[indexes[0]].unreadable:
+            self.stopped = True
         if not self.stopped:
             messages = [self.log.messages[index] for index in indexes]
             try:

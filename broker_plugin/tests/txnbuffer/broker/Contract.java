@@ -6,7 +6,6 @@ import io.netty.buffer.Unpooled;
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStreamReader;
-import java.io.UncheckedIOException;
 import java.lang.management.ManagementFactory;
 import java.lang.management.MemoryPoolMXBean;
 import java.lang.management.MemoryUsage;
@@ -151,8 +150,8 @@ public final class Contract {
                         add(new Message(place, properties));
                     }
                 });
-            } catch (IOException error) {
-                throw new UncheckedIOException(error);
+            } catch (IOException | RuntimeException error) { // as TopicLog
+                rules.stop(at, "an entry that cannot be read");
             }
             entries.put(at, data);
         }
