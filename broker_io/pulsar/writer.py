@@ -43,6 +43,8 @@ ALONE = (2, 0, BATCH_DELAY_MS)
 """Limits with which each message fills a batch. The library accepts no number below 2."""
 MESSAGE_ROOM, PROPERTY_ROOM = 64, 16
 """Overhead in bytes of a message and of a property in an entry, at most."""
+OURS = ("txnbuffer", "1")
+"""Property of producers by which the broker plug-in knows those of this library."""
 ENTRY_BYTES = 8 * 1024 * 1024
 NEVER_MS = 60_000
 """A batch is full long before; if the process is suspended for so long in the middle of one, the batch is split."""
@@ -65,6 +67,7 @@ class Batching:
         self.configuration = made = _pulsar.ProducerConfiguration()
         made.schema((schema or pulsar.schema.BytesSchema()).schema_info())
         made.access_mode(mode)
+        made.property(*OURS)
         made.send_timeout_millis(0)
         made.block_if_queue_full(True)
         made.max_pending_messages(PENDING_MESSAGES)

@@ -287,3 +287,47 @@ async def test_many_consumers_share_what_is_visible(world: World) -> None:
         assert sorted(pairs) == sorted(wanted)
     for consumer in consumers:
         consumer.close()
+
+
+async def test_dead_letters_in_a_topic_with_transactions_are_ordinary_records(world: World) -> None:
+    dead = "failing-workers-DLQ"
+    await ended(world, dead)
+    async with world.client() as client:
+        async with client.transaction() as txn:
+            await txn.send("failing", b"bad", key=b"k", properties={"mine": "1"})
+        policy = pulsar.ConsumerDeadLetterPolicy(1, initial_subscription_name="kept")
+        consumer = world.pulsar.subscribe(
+            world.topic("failing"), "workers", consumer_type=pulsar.ConsumerType.Shared,
+            initial_position=pulsar.InitialPosition.Earliest, negative_ack_redelivery_delay_ms=100,
+            dead_letter_policy=policy,
+        )  # fmt: skip
+        for _ in range(2):
+            consumer.negative_acknowledge(consumer.receive(60_000))
+        with pytest.raises(pulsar.Timeout):
+            consumer.receive(1000)
+        plain = Plain(world, dead, "Exclusive")
+        assert await asyncio.to_thread(plain.read, 2) == [(b"start", b"start"), (b"k", b"bad")]
+        copied = plain.properties[1]
+        assert {name for name in copied if name.startswith("tb.")} == {"tb.v"}
+        assert copied["mine"] == "1"
+        assert await committed(client, dead) == plain.got
+
+
+async def test_dead_letters_that_are_sent_back_are_ordinary_records(world: World) -> None:
+    late = await ended(world, "redriven")
+    dead = {**late, "ORIGIN_MESSAGE_ID": "1:2:3", "REAL_TOPIC": "redriven"}
+    unknown = {**dead, "tb.txn": "0:7"}  # would hold back all that follows
+    wanted = [b"start"]
+    for codec in (pulsar.CompressionType.NONE, pulsar.CompressionType.LZ4):
+        for properties in (dead, unknown):
+            send_entry(world, "redriven", properties, "-a-", f"batch-{codec}-", compression_type=codec)
+            wanted += [f"batch-{codec}-{number}".encode() for number in range(3)]
+        producer = world.pulsar.create_producer(world.topic("redriven"), compression_type=codec)
+        producer.send(b"single", properties=unknown)
+        producer.close()
+        wanted.append(b"single")
+    send_entry(world, "redriven", late, "--", "late")
+    plain = Plain(world, "redriven", "Shared")
+    assert values(await asyncio.to_thread(plain.read, len(wanted))) == wanted
+    async with world.client() as client:
+        assert await committed(client, "redriven") == plain.got

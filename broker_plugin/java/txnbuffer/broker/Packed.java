@@ -62,7 +62,7 @@ final class Packed {
     private Packed() {
     }
 
-    private static boolean isBatch(MessageMetadata metadata) {
+    static boolean isBatch(MessageMetadata metadata) {
         return metadata.hasNumMessagesInBatch() && metadata.getEncryptionKeysCount() == 0 && !metadata.hasChunkId();
     }
 
@@ -189,7 +189,7 @@ final class Packed {
         metadata.getPropertiesList().forEach(pair -> pair.setValue(changed.getOrDefault(pair.getKey(), pair.getValue())));
     }
 
-    private static CompressionCodec codec(MessageMetadata metadata) {
+    static CompressionCodec codec(MessageMetadata metadata) {
         return CompressionCodecProvider.getCompressionCodec(metadata.getCompression());
     }
 

@@ -38,14 +38,15 @@ import java.util.Map;
  * {@code without(hidden, properties)} are the properties of a record set without its first rows.
  * {@code isHidden(place, txn)} is the same as {@code hiddenRows} for what {@code record} takes, and
  * {@code isVisible(ledger, entry)} says of most entries that nothing of them is hidden.
- * {@code stopped()} says why nothing more becomes visible, or null. {@code reserved(name)}: properties to remove from
- * what plain consumers get, since dead-letter and retry producers copy them to records that are none of a transaction.
+ * {@code stopped()} says why nothing more becomes visible, or null. {@code reserved(name)}: whether a property is
+ * one of the protocol.
  *
  * <p><b>Copied properties.</b> In an unregistered topic, a record with properties of a transaction stops the bound
  * before its entry ({@code questioned()}). The caller takes a fresh end of the snapshot topic and reads to it. If there
  * is a snapshot now, rules made from it replace these. If not, {@code ordinary(end)} with the {@code lastEntry()} of
  * the moment before that end was taken declares all entries up to it ordinary: copied properties. In a topic with
- * transactions nothing distinguishes a copied record from a late one, so it is hidden, as by every other reader.
+ * transactions nothing distinguishes a copied record from a late one, so it is hidden, as by every other reader; dead
+ * letters lose these properties before they are stored (Copies).
  *
  * <p><b>Memory</b>: aborted ids are bitmaps, suppressed messages are ranges of 16 bytes; {@code trim(firstLedger)}
  * forgets what only deleted ledgers need. Which transactions have ended is never forgotten above the low-water mark.

@@ -91,6 +91,11 @@ final class TopicLog {
         return rules;
     }
 
+    /** Also while that is not known. */
+    boolean mayHaveTransactions() {
+        return rules != null || !loaded.isDone();
+    }
+
     /** Completes when the log was read to its end. */
     CompletableFuture<Void> loaded() {
         return loaded;

@@ -63,6 +63,23 @@ final class TxnTopic extends PersistentTopic {
     }
 
     @Override
+    public void publishMessage(ByteBuf data, PublishContext context) {
+        String producer = context.getProducerName();
+        boolean look = log.mayHaveTransactions() && producer != null
+                && Copies.mayBeSentBy(getProducers().get(producer));
+        ByteBuf changed = look ? Copies.asOrdinary(data) : null;
+        if (changed == null) {
+            super.publishMessage(data, context);
+            return;
+        }
+        try {
+            super.publishMessage(changed, context);
+        } finally {
+            changed.release(); // the ledger retains it
+        }
+    }
+
+    @Override
     public void addComplete(Position at, ByteBuf data, Object context) {
         log.stored(at, data);
         super.addComplete(at, data, context);
