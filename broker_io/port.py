@@ -397,6 +397,10 @@ PLUG_IN_SETTINGS = {
 """The settings of a broker with the plug-in; it does not start without the class that a setting names."""
 
 
+PLUG_IN_LOCK = "managedLedgerStorageClassName=txnbuffer.broker.LockedStorage"
+"""The setting with which a broker serves locked namespaces."""
+
+
 class BrokerPlugIn(NamedTuple):
     """A broker of a cluster, and what it lacks to show plain consumers only what committed.
 
@@ -417,6 +421,12 @@ class PlugInBroker(Protocol):
 
     def plug_ins(self) -> list[BrokerPlugIn]:
         """All active brokers; those that do not answer lack that. Raises NotAuthorized if only others may ask."""
+
+    def lock_plug_in(self, *, locked: bool) -> None:
+        """Let only brokers with the plug-in and PLUG_IN_LOCK load topics of the namespace from now on; or any broker.
+
+        Raises CallerError if a broker lacks that setting, and NotAuthorized.
+        """
 
     def plug_in_state(self, topic: str) -> dict[str, str]:
         """What the plug-in says of a topic, such as `state` and `reason`; empty if its broker has none."""

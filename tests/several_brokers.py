@@ -52,8 +52,10 @@ class MemberBroker(StandaloneProcess):
 
     def __init__(self, storage: Storage, directory: Path, settings: Sequence[str], jar: Path | None) -> None:
         environment = {**SHORT_LIVED, "PULSAR_BROKER_CONF": str(directory / "data" / "standalone.conf")}
-        environment |= {"PULSAR_EXTRA_CLASSPATH": str(jar)} if jar else {}
-        shared = [
+        self._without_jar = environment
+        self._with_jar = environment | ({"PULSAR_EXTRA_CLASSPATH": str(jar)} if jar else {})
+        self._settings = settings
+        self._shared = [
             f"metadataStoreUrl=zk:127.0.0.1:{storage.zookeeper.number}",
             f"metadataStoreSessionTimeoutMillis={1000 * SESSION_SECONDS}",
             "advertisedAddress=127.0.0.1",
@@ -62,7 +64,12 @@ class MemberBroker(StandaloneProcess):
             "loadBalancerSheddingEnabled=false",
             "loadBalancerAutoBundleSplitEnabled=false",
         ]
-        super().__init__(storage.home, directory, [*shared, *settings], environment)
+        super().__init__(storage.home, directory, [*self._shared, *settings], self._with_jar)
+
+    def with_plug_in(self, given: bool) -> None:
+        """Start with the settings and the jar from now on, or without them."""
+        self._environment = self._with_jar if given else self._without_jar
+        self._extra_settings = [*self._shared, *(self._settings if given else [])]
 
     def arguments(self, data: Path) -> list[str]:
         return []

@@ -265,6 +265,10 @@ class PulsarBroker(Resource):
         self._cluster.check()
         return plug_in.plug_ins_of(self._cluster.admin)
 
+    def lock_plug_in(self, *, locked: bool) -> None:
+        self._cluster.check()
+        plug_in.lock(self._cluster.admin, self._cluster.namespace, locked=locked)
+
     def plug_in_state(self, topic: str) -> dict[str, str]:
         return self._cluster.query(topic, "stats", plug_in.topic_state)
 

@@ -16,8 +16,8 @@ import contextlib
 import re
 from typing import Any
 
-from broker_io.errors import ClusterRefused, ServiceUnavailable
-from broker_io.port import PLUG_IN_SETTINGS, BrokerPlugIn
+from broker_io.errors import CallerError, ClusterRefused, ServiceUnavailable
+from broker_io.port import PLUG_IN_LOCK, PLUG_IN_SETTINGS, BrokerPlugIn
 from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.answers import mapping, texts
 from broker_io.pulsar.ledgers import SUBSCRIPTION
@@ -54,6 +54,37 @@ def _announced(broker: AdminClient) -> tuple[str, dict[str, int]]:
             reads = dict(pair.split("=") for pair in found[2].split(",")[1:])
             return found[1], {name: int(version) for name, version in reads.items() if version.isdecimal()}
     return "", {}
+
+
+STORAGE = "txnbuffer"
+"""The storage class of a locked namespace, which only brokers with the plug-in have."""
+PERSISTENCE = {
+    "bookkeeperEnsemble": "managedLedgerDefaultEnsembleSize",
+    "bookkeeperWriteQuorum": "managedLedgerDefaultWriteQuorum",
+    "bookkeeperAckQuorum": "managedLedgerDefaultAckQuorum",
+    "managedLedgerMaxMarkDeleteRate": "managedLedgerDefaultMarkDeleteRateLimit",
+}
+"""The other values of the policy, and the settings of brokers that hold without it."""
+
+
+def lock(admin: AdminClient, namespace: str, *, locked: bool) -> None:
+    """See `PlugInBroker.lock_plug_in`."""
+    settings = [(one, _settings(admin, one)) for one in sorted(admin.query("brokers", texts))]
+    setting, _, storage = PLUG_IN_LOCK.partition("=")
+    if locked and (lacking := [address for address, found in settings if found.get(setting) != storage]):
+        raise CallerError(
+            f"{', '.join(lacking)} can't serve a locked namespace: set {PLUG_IN_LOCK} in broker.conf, and restart it"
+        )
+    path = f"namespaces/{namespace}/persistence"
+    policy = admin.query(path, mapping) or {name: float(settings[0][1][of]) for name, of in PERSISTENCE.items()}
+    values = {name: policy[name] for name in PERSISTENCE}
+    if locked or policy.get("managedLedgerStorageClassName") == STORAGE:
+        admin.ask("POST", path, {**values, "managedLedgerStorageClassName": STORAGE if locked else None})
+
+
+def _settings(admin: AdminClient, address: str) -> dict[str, Any]:
+    with contextlib.closing(admin.at(f"{admin.url.partition('://')[0]}://{address}")) as broker:
+        return broker.query("brokers/configuration/runtime", mapping)
 
 
 def topic_state(stats: Any) -> dict[str, str]:

@@ -44,6 +44,9 @@ class Brokers(MemoryBroker):
     def plug_in_state(self, topic: str) -> dict[str, str]:
         return {"state": "ready", "readable": "1:2"}
 
+    def lock_plug_in(self, *, locked: bool) -> None:
+        raise AssertionError("no service does that")
+
     async def asked_again(self) -> None:
         """Wait until an answer from now on has arrived."""
         before = self.asked

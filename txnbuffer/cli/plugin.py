@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from broker_io.errors import EnvironmentFault, InvalidAddress
-from broker_io.port import PLUG_IN_SETTINGS, PlugInBroker
+from broker_io.port import PLUG_IN_SETTINGS, Broker, PlugInBroker
 from txnbuffer.cli.commands import CommandGroup, address_argument
 from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_rows
@@ -46,11 +46,7 @@ def check_plugin(log: LogAddress, output: str) -> None:
     Exit code 0 if all brokers have it, 1 if not.
     """
     with log.open_for_reading() as broker:
-        if not isinstance(broker, PlugInBroker):
-            raise InvalidAddress(
-                f"{log.address} is not a Pulsar cluster, so there is no plug-in: write pulsar://HOST:PORT"
-            )
-        found = plug_ins_of(broker)
+        found = plug_ins_of(_cluster(log, broker))
     rows = [
         {
             **one._asdict(),
@@ -61,6 +57,28 @@ def check_plugin(log: LogAddress, output: str) -> None:
     ]
     show_rows(rows, output, title="plug-in")
     sys.exit(0 if found.state is PlugInState.ALL else 1)
+
+
+def _cluster(log: LogAddress, broker: Broker) -> PlugInBroker:
+    if not isinstance(broker, PlugInBroker):
+        raise InvalidAddress(f"{log.address} is not a Pulsar cluster, so there is no plug-in: write pulsar://HOST:PORT")
+    return broker
+
+
+@plugin_command.command("lock")
+@address_argument
+@click.option("--release", is_flag=True, help="Let any broker serve the namespace again.")
+@log_options
+def lock_namespace(log: LogAddress, release: bool) -> None:
+    """Let only brokers with the plug-in serve the namespace at ADDRESS, so that none shows plain consumers everything.
+
+    Sets the persistence policy of the namespace, for all topics that are loaded from now on. All brokers need the
+    setting managedLedgerStorageClassName=txnbuffer.broker.LockedStorage: those that lack it, or the plug-in, refuse the
+    topics. Requires the credentials of a superuser of the cluster.
+    """
+    with log.open_for_reading() as broker:
+        _cluster(log, broker).lock_plug_in(locked=not release)
+    narrate(f"{log.place} is {'served by any broker' if release else 'locked'}")
 
 
 @plugin_command.command("install")
