@@ -37,6 +37,7 @@ demo: $(STAMP) ## run the demo (1 minute), BROKER=pulsar on a real broker (3 min
 	if [ "$(BROKER)" = pulsar ]; then
 	    TXNBUFFER_PULSAR_HOME=$${TXNBUFFER_PULSAR_HOME:-$$(docker/distribution.sh)}
 	    export TXNBUFFER_PULSAR_HOME
+	    $(BIN)/python broker_plugin/build.py >/dev/null || true # without the jar the demo leaves out plain consumers
 	fi
 	$(BIN)/txnbuf demo $(if $(BROKER),--broker $(BROKER)) $(ARGS)
 

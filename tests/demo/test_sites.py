@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 
 from txnbuffer.demo.conductor import Conductor
 from txnbuffer.demo.sites import ClusterSite, DemoFailed, DemoService, Site
+from txnbuffer.recovery.plain import PlainCheck
 
 
 class Logged(DemoService):
@@ -53,6 +55,9 @@ class Beside:
     def reinforce(self) -> str:
         self.reinforced += 1
         return ""
+
+    def check_plain(self, topics: Sequence[str]) -> list[PlainCheck]:
+        return [PlainCheck(10, 0, ()) for _ in topics]
 
 
 STANDBY = '{"event": "standing by", "port": 8}'
@@ -126,6 +131,28 @@ def test_a_broker_that_ends_on_its_own_fails_the_demo(tmp_path: Path) -> None:
     site = Beside(Logged(tmp_path, runs=True), Logged(tmp_path), alive=False)
     with pytest.raises(DemoFailed, match="the broker ended on its own:\nno space left"):
         conductor(site)._check_services()
+
+
+class CountedReader:
+    """A reader that got this many records."""
+
+    def __init__(self, records: int) -> None:
+        self.counts = {"records_expected": records, "records_read": records}
+
+    def send(self, message: object) -> None: ...
+
+    def receive(self, timeout: float) -> tuple[str, dict[str, int]]:
+        return "counts", self.counts
+
+
+@pytest.mark.parametrize(("records", "good"), [(20, True), (21, False)])
+def test_plain_reader_must_get_all_records_of_the_demo(tmp_path: Path, records: int, *, good: bool) -> None:
+    compared = conductor(Beside(Logged(tmp_path), Logged(tmp_path)))
+    compared.reader = CountedReader(records)
+    compared._compare()
+    assert (compared.report.plain_records, compared.report.good) == (20, good)
+    compared.report.plain_different = 1
+    assert not compared.report.good
 
 
 def test_broker_that_does_not_start_leaves_no_files(tmp_path: Path) -> None:

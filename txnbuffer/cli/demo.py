@@ -9,12 +9,14 @@ import signal
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from txnbuffer.cli.commands import AddressCommand
 from txnbuffer.cli.output import narrate, output_option, show_line
+from txnbuffer.cli.plugin import NoPlugIn, jar_of
 from txnbuffer.errors import InvalidRequest, counted
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ def demo_command(
     half-way, and which then follows.
 
     With --broker pulsar the demo starts a Pulsar broker and removes it at the end. The broker is killed too,
-    and a standby service takes over from a killed one.
+    and a standby service takes over from a killed one. It has the plug-in for plain consumers, and at the end a
+    plain Pulsar reader must get the same records.
     """
     from txnbuffer.demo.conductor import Conductor
     from txnbuffer.demo.sites import ClusterSite, EmbeddedSite, PairSite
@@ -73,7 +76,7 @@ def demo_command(
         narrate(f"{'broker' if on_cluster else 'log'} in {place}{removed}; repeat the kills with --seed {seed}")
         chance = random.Random(seed)  # noqa: S311 - moments, no secrets
         embedded = PairSite(place, scratch, kills) if pair else EmbeddedSite(place, scratch)
-        site = ClusterSite(home, place) if on_cluster else embedded
+        site = ClusterSite(home, place, _plug_in(home)) if on_cluster else embedded
         report = Conductor(site, kills, broker_kills if on_cluster else 0, chance, narrate, transactions).run()
     _show(report, time.monotonic() - started, output)
     sys.exit(0 if report.good else 1)
@@ -97,8 +100,9 @@ def _summary(report: Report, seconds: float) -> str:
     result = "every committed record once, no aborted one" if report.good else "NOT equal to the input"
     of_broker = f", {report.broker_kills} of the broker" if report.broker_kills else ""
     without = f"{counted(report.takeovers, 'take-over')} without a kill, " if report.takeovers else ""
+    plain = "" if report.plain_records is None else f", by a plain Pulsar reader {report.plain_records:,}"
     return (
-        f"{result}: {report.records_read:,} of {report.records_expected:,} records read, "
+        f"{result}: {report.records_read:,} of {report.records_expected:,} records read{plain}, "
         f"lost {report.lost}, duplicated {report.duplicated}, uncommitted seen {report.uncommitted_seen}; "
         f"{counted(report.kills, 'kill')} of the service{of_broker} and {report.producer_kills} of a producer, "
         f"{without}slowest recovery {report.recovery_seconds_max * 1000:.0f} ms, "
@@ -126,6 +130,15 @@ def _check_new(directory: str) -> None:
         raise InvalidRequest(f"the demo cannot use the directory {directory}: {error.strerror}") from error
     if not empty:
         raise InvalidRequest(f"{directory} is not empty: give a new or empty directory")
+
+
+def _plug_in(home: str) -> Path | None:
+    """The jar of the plug-in for a distribution, if this installation has it."""
+    try:
+        return jar_of(Path(home, "lib"))
+    except NoPlugIn as error:
+        narrate(f"without the plug-in for plain consumers: {error}")
+        return None
 
 
 def _distribution(home: str | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
 from broker_io.standalone import end_of
-from txnbuffer.demo.flights import Hour, load_hours
+from txnbuffer.demo.flights import TOPICS, Hour, load_hours
 from txnbuffer.demo.lanes import follow, produce
 from txnbuffer.demo.sites import MAX_WAIT, Child, DemoFailed, Site
 from txnbuffer.errors import counted
@@ -33,13 +33,17 @@ Narrate = Callable[[str], None]
 
 @dataclass(slots=True)
 class Report:
-    """The result of the demo; the three counts after `records_read` must be 0."""
+    """The result of the demo; the three counts after `records_read`, and `plain_different`, must be 0."""
 
     records_expected: int = 0
     records_read: int = 0
     lost: int = 0
     duplicated: int = 0
     uncommitted_seen: int = 0
+    plain_records: int | None = None
+    """Of them, those that a plain Pulsar reader got, too; None where it gets everything."""
+    plain_different: int = 0
+    """Places of the log in which it got something else."""
     kills: int = 0
     kills_in_recovery: int = 0
     producer_kills: int = 0
@@ -51,7 +55,8 @@ class Report:
 
     @property
     def good(self) -> bool:
-        return not (self.lost or self.duplicated or self.uncommitted_seen)
+        wrong = self.lost or self.duplicated or self.uncommitted_seen or self.plain_different
+        return not wrong and self.plain_records in (None, self.records_expected)
 
 
 @dataclass(slots=True)
@@ -222,3 +227,6 @@ class Conductor:
         _, counts = self.reader.receive(timeout=2 * MAX_WAIT)
         for name, number in counts.items():
             setattr(self.report, name, number)
+        if plain := self.site.check_plain(TOPICS):
+            self.report.plain_records = sum(one.records for one in plain)
+            self.report.plain_different = sum(one.different for one in plain)

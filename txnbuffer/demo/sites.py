@@ -17,13 +17,16 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from broker_io import open_broker
 from broker_io.errors import Error, PeerError
+from broker_io.port import PLUG_IN_SETTINGS
 from broker_io.standalone import SHORT_LIVED, Port, StandaloneProcess
+from txnbuffer.recovery.plain import PlainCheck, verify_plain
 
 if TYPE_CHECKING:
     from txnbuffer import Client, SyncClient
@@ -238,6 +241,10 @@ class Site(ABC):
         """Start a standby, if the site has one; what else was done, for the person who watches."""
         return ""
 
+    def check_plain(self, topics: Sequence[str]) -> list[PlainCheck]:
+        """What plain consumers of each topic get, if they see only what committed."""
+        return []
+
     @abstractmethod
     def stop(self) -> None:
         """End all processes."""
@@ -319,17 +326,21 @@ class PairSite(Site):
 class ClusterSite(Site):
     """A Pulsar broker with an active and a standby service.
 
-    `home` is the directory of the Pulsar server distribution; data and logs are in the directory `scratch`.
+    `home` is the directory of the Pulsar server distribution; data and logs are in the directory `scratch`. `jar` is
+    that of the broker plug-in, if the broker has it.
     """
 
     since = "the other one's end"
     broker: StandaloneProcess
 
-    def __init__(self, home: str, scratch: str) -> None:
+    def __init__(self, home: str, scratch: str, jar: Path | None = None) -> None:
         self._scratch = scratch
         self._services: list[DemoService] = []
         self._standby: DemoService | None = None
-        self.broker = StandaloneProcess(Path(home), Path(scratch), environment=SHORT_LIVED)
+        self._jar = jar
+        settings = [f"{name}={value}" for name, value in PLUG_IN_SETTINGS.items()] if jar else []
+        environment = {**SHORT_LIVED, **({"PULSAR_EXTRA_CLASSPATH": str(jar)} if jar else {})}
+        self.broker = StandaloneProcess(Path(home), Path(scratch), settings, environment)
 
     def start(self) -> None:
         """Raises NoPulsar if the broker does not start."""
@@ -361,6 +372,12 @@ class ClusterSite(Site):
             self._standby = self._started()
             self._standby.wait_for("standing by")
         return ""
+
+    def check_plain(self, topics: Sequence[str]) -> list[PlainCheck]:
+        if self._jar is None:
+            return []
+        with open_broker(self._address, **self.connect_arguments().options["broker_options"]) as broker:
+            return [verify_plain(broker, topic, MAX_WAIT) for topic in topics]
 
     def stop(self) -> None:
         try:
