@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -9,13 +10,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from examples.example_process import Shop
 from pulsar_cluster import Cluster
 from service_process import kept_port
 from source_tree import ROOT
 
+from broker_io.port import PLUG_IN_SETTINGS
+from broker_plugin.build import JARS, distribution, minor_version
+
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+PLAIN = yaml.safe_load((ROOT / "docker" / "compose.plain.yaml").read_text())["services"]["pulsar"]
 README = (ROOT / "README.md").read_text()
 ADDRESS = "pulsar://127.0.0.1:6650/public/default"
 INSIDE = "pulsar://pulsar:6650/public/default"
@@ -71,6 +77,29 @@ def test_the_quickstart_works_also_after_the_active_service_is_killed(
         for process in market.started:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_broker_of_the_compose_file_has_the_plug_in_if_it_is_asked_for(tmp_path: Path, *, plain: bool) -> None:
+    shell, option, script = COMPOSE["services"]["pulsar"]["command"]
+    configuration = tmp_path / "standalone.conf"
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "standalone.conf").write_text("topicFactoryClassName=\n#last line without its end")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pulsar").write_text('#!/bin/sh\necho "$PULSAR_EXTRA_CLASSPATH"\n')
+    (tmp_path / "bin" / "pulsar").chmod(0o755)
+    script = script.replace("/tmp/standalone.conf", str(configuration)).replace("$$", "$")
+    environment = {"PATH": os.environ["PATH"], **(PLAIN["environment"] if plain else {})}
+    started = subprocess.check_output([shell, option, script], cwd=tmp_path, env=environment, text=True).strip()
+    settings = dict(line.split("=", 1) for line in configuration.read_text().splitlines() if "=" in line)
+    assert "bindAddresses" in settings
+    assert [settings.get(name) == value for name, value in PLUG_IN_SETTINGS.items()] == [plain] * len(PLUG_IN_SETTINGS)
+    if plain:
+        (mounted,) = PLAIN["volumes"]
+        assert (ROOT / "docker" / mounted["source"]).resolve() == JARS
+        image = COMPOSE["services"]["pulsar"]["image"]
+        version = minor_version(distribution(re.findall(r"\d+\.\d+\.\d+", image)[0]))
+        assert started == f"{mounted['target']}/txnbuffer-broker-{version}.jar"
 
 
 def test_the_example_of_the_readme_runs_on_a_cluster(market: Shop) -> None:
