@@ -7,10 +7,10 @@ buffer and those of mutation snapshots; `T-s1`, `T-s2`, … for the overflow of 
 the owner's. The text after the last `-` distinguishes them, so the topics `a`, `a-1`, `a-s1` and `a-end` do not
 conflict: `a-1-1` is segment 1 of `a-1`.
 
-A message has the key of its entry and three properties: `tb.v`, the version of the format of its kind (2 for `end`, 1
-for all others); `tb.kind`, one of `owner`, `part`, `mutations`, `spill`, `end`, `gone`; and `tb.epoch`, the epoch of
-the owner that wrote it. Its value is one Avro record of the schema `<kind>-<version>` (overflow: plain bytes). `gone`
-has no value: it deletes its key.
+A message has the key of its entry and three properties: `tb.v`, the version of the format of its kind (2 or 3 for
+`end`, 1 for all others); `tb.kind`, one of `owner`, `part`, `mutations`, `spill`, `end`, `gone`; and `tb.epoch`, the
+epoch of the owner that wrote it. Its value is one Avro record of the schema `<kind>-<version>` (overflow: plain bytes).
+`gone` has no value: it deletes its key.
 
 A message whose epoch is lower than that of an `owner` entry before it in the log was written by an owner that had
 already lost the topic; readers ignore it.
@@ -19,6 +19,9 @@ already lost the topic; readers ignore it.
 that entry names. It names the segments `T-first_part` to `T-(next_part - 1)` by their numbers and by the chain digest
 before the first and after the last of them, and those of mutation snapshots, `T-m(first_mutations)` to
 `T-m(next_mutations - 1)`, in the same way. Version 1 (`end-1`) is read too; it has no segments of mutation snapshots.
+Version 3 has the schema of version 2, and is written while brokers have the plug-in that shows plain consumers only
+what committed: readers of 0.2.0 and before do not ask such a broker for the log as it is, so they would wait for
+markers that never come, and must refuse the topic instead.
 It holds the state as bytes, inline or, if that is too long for one entry, split into the n overflow entries
 `T-s(next_spill - n)` to `T-s(next_spill - 1)`, each named by its digest.
 
@@ -414,8 +417,10 @@ def check_data_topic(topic: str) -> None:
         raise InvalidTopicName(f"topic {topic!r} is internal and has no buffer: name a data topic")
 
 
-_VERSIONS = {END: ("1", "2")}
-"""The versions of a kind that are read; the last one is written. Of all other kinds there is version 1."""
+END_VERSION, RAW_END_VERSION = "2", "3"
+"""The versions of an end entry that are written: for all readers, and for those that ask for the log as it is."""
+_VERSIONS = {END: ("1", END_VERSION, RAW_END_VERSION)}
+"""The versions of a kind that are read. Of all other kinds there is version 1."""
 
 VERSION_PROPERTY = "tb.v"
 KIND_PROPERTY = "tb.kind"
@@ -436,18 +441,18 @@ class Stored(NamedTuple):
 
 
 def versions_of(kind: str) -> tuple[str, ...]:
-    """The versions of a kind of entry that can be read; the last one is written."""
+    """The versions of a kind of entry that can be read."""
     return _VERSIONS.get(kind, ("1",))
 
 
-def _message(key: bytes, kind: str, epoch: int, value: bytes | None) -> Message:
-    return Message(
-        key, value, {VERSION_PROPERTY: versions_of(kind)[-1], KIND_PROPERTY: kind, EPOCH_PROPERTY: str(epoch)}
-    )
+def _message(key: bytes, kind: str, epoch: int, value: bytes | None, version: str = "1") -> Message:
+    return Message(key, value, {VERSION_PROPERTY: version, KIND_PROPERTY: kind, EPOCH_PROPERTY: str(epoch)})
 
 
-def message(key: EntryKey, epoch: int, value: bytes) -> Message:
-    return _message(key.to_bytes(), key.kind, epoch, value)
+def message(key: EntryKey, epoch: int, value: bytes, *, raw: bool = False) -> Message:
+    """An entry; `raw`: an end entry for readers that ask for the log as it is."""
+    version = "1" if key.kind != END else RAW_END_VERSION if raw else END_VERSION
+    return _message(key.to_bytes(), key.kind, epoch, value, version)
 
 
 def gone(key: EntryKey, epoch: int) -> Message:
@@ -562,7 +567,7 @@ class EndEntry:
     @classmethod
     def decode(cls, data: bytes, version: str = "2") -> EndEntry:
         """Raises BadRecord."""
-        values = unsealed(record(f"end-{version}", __package__), data)
+        values = unsealed(record(f"end-{min(version, END_VERSION)}", __package__), data)
         topic, incarnation = values["topic"], values["incarnation"]
         chains = {kind: no_segments(topic, incarnation, kind) for kind in CHAINS}
         for kind, fields in _STORED_CHAINS.items():

@@ -33,7 +33,9 @@ from snapshots.format import (
     DIGEST_BYTES,
     END,
     OVERFLOW,
+    RAW_END_VERSION,
     SNAPSHOT_TOPIC,
+    VERSION_PROPERTY,
     ChainRange,
     EndEntry,
     EntryKey,
@@ -243,7 +245,8 @@ class ChainWriter:
 class SnapshotWriter:
     """The entries that one topic has in the snapshot topic, and those to be written next.
 
-    `last` is the last durable end entry, `live_overflow` has the numbers of all live overflow entries.
+    `last` is the last durable end entry, `live_overflow` has the numbers of all live overflow entries. `raw`: the next
+    end entry is for readers that ask for the log as it is; `stored_raw`: the last one was.
     """
 
     topic: str
@@ -254,6 +257,8 @@ class SnapshotWriter:
     chains: dict[str, ChainWriter] = field(default_factory=dict)
     live_overflow: set[int] = field(default_factory=set)
     next_overflow: int = 1
+    raw: bool = False
+    stored_raw: bool = False
 
     def __post_init__(self) -> None:
         self.chains = {kind: ChainWriter(kind, chain_start(self.topic, self.incarnation, kind)) for kind in CHAINS}
@@ -267,6 +272,7 @@ class SnapshotWriter:
         self.live_overflow = {*entries.numbered[OVERFLOW]}
         self.next_overflow = max([self.next_overflow, *(number + 1 for number in self.live_overflow)])
         if entries.end is not None:
+            self.raw = self.stored_raw = entries.end.version == RAW_END_VERSION
             with contextlib.suppress(SnapshotError):  # a damaged one is replaced
                 self.last_id = decode_end(self.topic, entries.end).snapshot_id
 
@@ -302,7 +308,7 @@ class SnapshotWriter:
             state=b"" if pieces else state,
         )
         first_entries = [message(key, epoch, value) for key, value in values.items()]
-        end = message(EntryKey(self.topic, END), epoch, entry.encode())
+        end = message(EntryKey(self.topic, END), epoch, entry.encode(), raw=self.raw)
         tombstones = [gone(key, epoch) for key in self._live() if key.number not in entry.numbers(key.kind)]
         return SnapshotPlan(first_entries, end, tombstones, entry, [*values], digests)
 
@@ -320,7 +326,7 @@ class SnapshotWriter:
         )
         tombstones = [gone(key, epoch) for key in [*self._live(), *([] if keep_end else [end])]]
         nothing: dict[str, dict[int, bytes]] = {kind: {} for kind in CHAINS}
-        return SnapshotPlan([], message(end, epoch, entry.encode()), tombstones, entry, [], nothing)
+        return SnapshotPlan([], message(end, epoch, entry.encode(), raw=self.raw), tombstones, entry, [], nothing)
 
     def first_durable(self, plan: SnapshotPlan, positions: Sequence[Position]) -> None:
         """Record that segments and overflow of a plan are durable; no end entry names them yet."""
@@ -335,6 +341,7 @@ class SnapshotWriter:
         """Record that the end entry of a plan is durable."""
         self.last = plan.entry
         self.last_id = plan.entry.snapshot_id
+        self.stored_raw = plan.end.properties[VERSION_PROPERTY] == RAW_END_VERSION
         for kind, chain in self.chains.items():
             chain.durable(plan.digests[kind])
 

@@ -47,6 +47,11 @@ class PlugIns(NamedTuple):
         return PlugIns(tuple(one if one.version else known.get(one.broker, one) for one in self.brokers))
 
     @property
+    def present(self) -> bool | None:
+        """Whether a broker has the plug-in; None if that is unknown."""
+        return None if self.state is PlugInState.UNKNOWN else self.state is not PlugInState.NONE
+
+    @property
     def lacking(self) -> PlugInMissing | None:
         """The error that names the brokers that lack something."""
         lacking = {one.broker: one.missing for one in self.brokers if one.missing}

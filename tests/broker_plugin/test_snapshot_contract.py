@@ -227,7 +227,7 @@ def golden(pieces: int = 0, version: str = "2") -> list[Message]:
     parts = [state[at : at + size] for at in range(0, len(state), size)] if pieces else []
     end = EndEntry(T, "incarnation-1", 7, 3, chains, 1 + len(parts), tuple(map(digest, parts)), b"" if parts else state)
     overflow = [message(EntryKey(T, OVERFLOW, 1 + at), 7, piece) for at, piece in enumerate(parts)]
-    stored = message(EntryKey(T, END), 7, end.encode())
+    stored = message(EntryKey(T, END), 7, end.encode(), raw=version == "3")
     if version == "1":
         codec = record("end-1", "snapshots")
         values = unsealed(record("end-2", "snapshots"), end.encode())
@@ -238,7 +238,7 @@ def golden(pieces: int = 0, version: str = "2") -> list[Message]:
     return [message(EntryKey(T, SEGMENT, 1), 7, part), *overflow, stored]
 
 
-@pytest.mark.parametrize(("pieces", "version"), [(0, "2"), (1, "2"), (3, "2"), (0, "1"), (2, "1")])
+@pytest.mark.parametrize(("pieces", "version"), [(0, "2"), (1, "2"), (3, "2"), (0, "1"), (2, "1"), (1, "3")])
 def test_golden_segment_and_state(java: JavaRules, pieces: int, version: str) -> None:
     messages = golden(pieces, version)
     assert python_reads(messages, "incarnation-1") == "STATE 5,77,-1 1 6"

@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 from commands import txnbuf
+from mixed_releases import OLD, Life, unpacked
 from plain_world import KINDS, LONG, SETTINGS, Plain, World, until, values
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
 from broker_io import open_broker
 from broker_io.standalone import Standalone, ask
+from snapshots.format import RAW_END_VERSION, SNAPSHOT_TOPIC
+from snapshots.scan import scan
 from txnbuffer import ServiceUnavailable, TxnId, __version__, connect
 from txnbuffer.plug_in import WRITTEN, PlugInState, plug_ins_of
 
@@ -110,6 +113,25 @@ async def test_transaction_that_holds_plain_consumers_back_is_aborted_without_a_
             await txn.send("orphans", b"again")
         for plain in plains:
             assert len(await asyncio.to_thread(plain.read, 3)) == 3, plain.kind
+
+
+async def test_reader_of_an_earlier_release_gets_one_error(world: World, tmp_path: Path) -> None:
+    """Without it, it would wait for markers that plain subscriptions do not get."""
+    async with world.client() as client:
+        async with client.transaction() as txn:
+            await txn.send("early", b"committed")
+        await until(lambda: end_version(world, "early") == RAW_END_VERSION)
+        errors = tmp_path / "stderr"
+        old = Life(unpacked(tmp_path / "release")[OLD], errors, world.address, "read", "early", world.broker.admin)
+        code = await asyncio.to_thread(old.process.wait, LONG)
+        assert (code, old.lines[1:]) == (1, [])
+        assert "snapshot entry early-end has format version 3, which this release can't read" in errors.read_text()
+
+
+def end_version(world: World, topic: str) -> str | None:
+    with open_broker(world.address, admin_url=world.broker.admin) as opened:
+        end = scan(opened, SNAPSHOT_TOPIC, topic).topics[topic].end
+    return None if end is None else end.version
 
 
 async def test_service_that_requires_the_plug_in_serves_no_client_without_it(cluster: Cluster, namespace: str) -> None:

@@ -13,6 +13,8 @@ from service_setup import engine_on, eventually
 from broker_io.errors import NotAuthorized, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from broker_io.port import PLUG_IN_SETTINGS, BrokerPlugIn
+from snapshots.format import END_VERSION, RAW_END_VERSION, SNAPSHOT_TOPIC
+from snapshots.scan import scan
 from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidConfiguration, PlugInMissing
 from txnbuffer.plug_in import WRITTEN, PlugInState
@@ -140,6 +142,33 @@ async def test_a_service_writes_nothing_that_a_plug_in_can_not_read(cluster: Bro
         await eventually(lambda: isinstance(engine.requests.refusal, PlugInMissing))
         cluster.answers = [GOOD]
         await eventually(lambda: engine.requests.refusal is None)
+
+
+async def test_older_releases_refuse_topics_while_a_broker_has_the_plug_in(cluster: Brokers) -> None:
+    """Their readers would wait for markers that plain subscriptions do not get."""
+
+    def version(topic: str) -> str:
+        end = scan(cluster, SNAPSHOT_TOPIC, topic).topics[topic].end
+        assert end is not None
+        return end.version
+
+    cluster.answers = [RAW]
+    async with engine_on(cluster, cluster_mode=True) as engine:
+        await app_on(engine, cluster, "a")
+        assert version("a") == END_VERSION
+        cluster.answers = [GOOD, RAW]
+        await eventually(lambda: version("a") == RAW_END_VERSION)
+        await app_on(engine, cluster, "b")
+        assert version("b") == RAW_END_VERSION, "its first snapshot"
+    cluster.answers = ServiceUnavailable("away")
+    async with engine_on(cluster, cluster_mode=True) as engine:
+        await (await app_on(engine, cluster, "a", "b")).write("a", [1])
+        await engine.snapshots.snapshot(["a", "b"])
+        assert (version("a"), version("b")) == (RAW_END_VERSION, RAW_END_VERSION), "a new owner keeps it"
+        cluster.answers = [RAW]
+        await eventually(lambda: version("a") == version("b") == END_VERSION)
+        cluster.answers = NotAuthorized("use other credentials")  # then the stats of topics show it
+        await eventually(lambda: version("a") == version("b") == RAW_END_VERSION)
 
 
 def test_the_setting_needs_a_cluster() -> None:

@@ -152,4 +152,4 @@ def test_an_end_entry_of_version_1_has_no_mutation_snapshots() -> None:
     with pytest.raises(SnapshotDamaged):
         decode_end(T, old._replace(version="2"))
     with pytest.raises(UnsupportedSnapshot):
-        decode_end(T, old._replace(version="3"))
+        decode_end(T, old._replace(version="4"))

@@ -114,6 +114,8 @@ class SnapshotManager:
         self._late_owner: dict[str, str] = {}
         """The topics that could not be recovered, with the owner that begins a version when they are followed."""
         self.warm = self.discarded = 0
+        self.raw: bool | None = None
+        """Whether snapshots are for readers that ask for the log as it is only; None: each as it is stored."""
 
     # Queries
 
@@ -270,8 +272,12 @@ class SnapshotManager:
 
     def due(self) -> list[str]:
         """The topics whose snapshot is due."""
-        now = self._clock.monotonic()
-        return [topic for topic, followed in [*self._followed.items()] if followed.snapshot_due(now)]
+        now, raw = self._clock.monotonic(), self.raw
+        return [
+            topic
+            for topic, followed in [*self._followed.items()]
+            if followed.snapshot_due(now) or raw not in (None, followed.writer.stored_raw)
+        ]
 
     def deleted(self, topic: str) -> None:
         """Forget a topic that was just deleted, and delete its snapshot. Raises as `write`; a recovery repeats it.
@@ -387,7 +393,12 @@ class SnapshotManager:
 
     def begin(self, topics: Iterable[str]) -> list[CapturedSnapshot]:
         """Capture the current state of topics."""
-        return [self._followed[topic].capture(self._owned().epoch) for topic in topics if topic in self._followed]
+        return [self._capture(self._followed[topic]) for topic in topics if topic in self._followed]
+
+    def _capture(self, followed: FollowedTopic) -> CapturedSnapshot:
+        if self.raw is not None:
+            followed.writer.raw = self.raw
+        return followed.capture(self._owned().epoch)
 
     def write(self, captured: Sequence[CapturedSnapshot]) -> None:
         """Write captured snapshots.
@@ -409,7 +420,7 @@ class SnapshotManager:
         self.settle()
         for followed in followed_topics:
             followed.sequence_all()
-        captured = [followed.capture(self._owned().epoch) for followed in followed_topics]
+        captured = [self._capture(followed) for followed in followed_topics]
         self.write(captured)
         self.finish(captured)
 

@@ -152,7 +152,7 @@ class Engine(Loop):
         self._with_frames: deque[SessionConnection] = deque()
         self._connections: dict[SessionConnection, None] = {}
         self._credits, self._takes_frames = 0, True
-        self.plug_ins = PlugInChecks(broker, self.refuse, required=limits.require_plug_in)
+        self.plug_ins = PlugInChecks(self.topics, self.refuse, required=limits.require_plug_in)
 
     @classmethod
     async def start(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from broker_io.errors import DiskFailed, Error, NotAuthorized, TopicNotFound, UnsafePolicy
-from broker_io.port import Broker, PlugInBroker, PolicyBroker, VerifyingBroker
+from broker_io.port import PlugInBroker, PolicyBroker, VerifyingBroker
 from snapshots.errors import OwnershipLost, TopicDamaged
 from snapshots.format import SNAPSHOT_TOPIC, is_internal
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
@@ -129,6 +129,8 @@ class PolicyChecks:
 
 PLUG_IN_CHECK, WITHOUT_PLUG_IN = 10.0, 60.0
 """Seconds between two questions whether all brokers have the plug-in; the second one while none has it."""
+SEEN_TOPICS = 8
+"""Topics that show whether brokers have the plug-in, if only others may ask brokers."""
 NOT_ASKED = PlugInMissing("the service has not yet asked all brokers whether they have the plug-in: wait for it")
 
 
@@ -136,22 +138,23 @@ class PlugInChecks:
     """Asks the brokers of a cluster for their plug-in. `found`: their last answers; `problem`: what is wrong.
 
     `refuse` is called with the reason why no client may be served, or None: a broker that can't read what this release
-    writes, or, if the plug-in is `required`, one that lacks it, or is not known to have it.
+    writes, or, if the plug-in is `required`, one that lacks it, or is not known to have it. Snapshots say that they are
+    for readers that ask for the log as it is only, once a broker has the plug-in, so that older releases refuse topics.
     """
 
-    def __init__(self, broker: Broker, refuse: Callable[[Error | None], None], *, required: bool) -> None:
+    def __init__(self, topics: Topics, refuse: Callable[[Error | None], None], *, required: bool) -> None:
         self.found = PlugIns()
         self.problem: Error | None = None
-        self._broker = broker
+        self._topics = topics
         self._refuse = refuse
         self._required = required
         self._refused: Error | None = None
-        if required and isinstance(broker, PlugInBroker):
+        if required and isinstance(topics.broker, PlugInBroker):
             self._refuse_for(NOT_ASKED)
 
     async def run(self) -> None:
         """Ask again and again, forever, if it is a cluster."""
-        broker = self._broker
+        broker = self._topics.broker
         if not isinstance(broker, PlugInBroker):
             return
         while True:
@@ -170,13 +173,26 @@ class PlugInChecks:
         try:
             asked = await asyncio.to_thread(plug_ins_of, broker)
         except NotAuthorized as error:
+            if await asyncio.to_thread(_sees_plug_in, broker, [*self._topics.by_name][:SEEN_TOPICS]):
+                self._topics.manager.raw = True
             self.problem = PlugInMissing(f"{error}, to ask brokers for the plug-in") if self._required else None
         except Error as error:  # the last answers remain
             self.problem = self.problem or (error if self._required and not self.found.brokers else None)
         else:
             self.found = asked.after(self.found)
+            if self.found.present is not None:
+                self._topics.manager.raw = self.found.present
             wanted = self._required or self.found.state is not PlugInState.NONE
             self.problem = self.found.lacking if wanted else None
+
+
+def _sees_plug_in(broker: PlugInBroker, names: list[str]) -> bool:
+    """Whether the broker of a topic says something of it."""
+    for name in names:
+        with contextlib.suppress(Error):
+            if broker.plug_in_state(name):
+                return True
+    return False
 
 
 LOOK = 5.0

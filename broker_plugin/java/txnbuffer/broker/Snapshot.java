@@ -38,7 +38,7 @@ import txnbuffer.broker.Rules.Txn;
 final class Snapshot {
     static final String TOPIC = "__txnbuffer_snapshots";
     /** The versions of entries that it reads, the newest one last. */
-    static final List<String> ENDS = List.of("1", "2"), PARTS = List.of("1");
+    static final List<String> ENDS = List.of("1", "2", "3"), PARTS = List.of("1");
 
     private static final String OWNER = "__owner";
     private static final int DIGEST = 16;
@@ -153,7 +153,7 @@ final class Snapshot {
 
     private Map<String, Object> end() throws Refused {
         Stored stored = checked("end", "end", ENDS);
-        Map<String, Object> end = sealed("end", "end-" + stored.version, stored.value);
+        Map<String, Object> end = sealed("end", "end-" + (stored.version.equals("3") ? "2" : stored.version), stored.value);
         long first = (long) end.get("first_part");
         if (first < 1 || first > (long) end.get("next_part") || (long) end.get("snapshot_id") < 1
                 || (long) end.get("next_spill") <= ((List<?>) end.get("spills")).size()) {
