@@ -4,6 +4,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
@@ -17,6 +18,7 @@ import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.Reader;
 import org.apache.pulsar.common.naming.TopicName;
+import org.apache.pulsar.metadata.api.MetadataStore;
 import txnbuffer.broker.Snapshot.Found;
 import txnbuffer.broker.Snapshot.Kind;
 
@@ -24,7 +26,8 @@ import txnbuffer.broker.Snapshot.Kind;
 final class SnapshotTopic {
     private static final String ANNOTATION = "txnbuffer.note";
     private static final Pattern ESCAPED = Pattern.compile("=(2F|3D|2E)");
-    private static final long SECONDS = 60;
+    private static final String MANAGED_LEDGERS = "/managed-ledgers/";
+    private static final long SECONDS = 60; // without progress
 
     private final BrokerService broker;
     private final TopicName topic;
@@ -45,15 +48,21 @@ final class SnapshotTopic {
     /** `incarnation` is the topic's property, null for a topic that another program created. */
     CompletableFuture<Found> read(String incarnation, String ledger) {
         TopicName all = TopicName.get("persistent://" + topic.getNamespace() + "/" + Snapshot.TOPIC);
-        return broker.fetchPartitionedTopicMetadataAsync(all).thenCompose(metadata -> {
+        return broker.fetchPartitionedTopicMetadataAsync(all, true).thenCompose(metadata -> {
             String annotation = metadata.properties == null ? null : metadata.properties.get(ANNOTATION);
             String partition = Snapshot.partition(name(), Snapshot.shards(annotation, metadata.partitions));
             TopicName chosen = TopicName.get("persistent://" + topic.getNamespace() + "/" + partition);
-            return broker.pulsar().getPulsarResources().getTopicResources().persistentTopicExists(chosen)
-                    .thenCompose(exists -> exists
+            return exists(chosen).thenCompose(exists -> exists
                             ? incarnation(incarnation, ledger).thenCompose(mark -> scan(chosen.toString(), mark))
                             : CompletableFuture.completedFuture(Found.without(Kind.NONE)));
         });
+    }
+
+    /** What another broker has created counts as soon as it was answered: so it is not read from a cache. */
+    private CompletableFuture<Boolean> exists(TopicName chosen) {
+        MetadataStore store = broker.pulsar().getLocalMetadataStore();
+        String path = MANAGED_LEDGERS + chosen.getPersistenceNamingEncoding();
+        return store.sync(path).thenCompose(nothing -> store.get(path)).thenApply(Optional::isPresent);
     }
 
     /** As broker_io/pulsar/cluster.py has it: without the property, the creation date and the name. */
@@ -139,27 +148,35 @@ final class SnapshotTopic {
         try {
             opened = broker.pulsar().getClient().newReader().topic(partition).startMessageId(MessageId.earliest)
                     .readCompacted(true).createAsync();
-        } catch (PulsarServerException error) {
+        } catch (PulsarServerException | RuntimeException error) {
             return CompletableFuture.failedFuture(error);
         }
-        return opened.thenCompose(reader -> {
+        CompletableFuture<Reader<byte[]>> inTime = opened.copy().orTimeout(SECONDS, TimeUnit.SECONDS);
+        opened.thenAccept(reader -> {
+            if (inTime.isCompletedExceptionally()) {
+                reader.closeAsync();
+            }
+        });
+        return inTime.thenCompose(reader -> {
             CompletableFuture<Void> done = new CompletableFuture<>();
             next(reader, questions, done);
-            return done.orTimeout(SECONDS, TimeUnit.SECONDS).whenComplete((nothing, error) -> reader.closeAsync());
-        }).orTimeout(2 * SECONDS, TimeUnit.SECONDS); // opening may never end
+            return done.whenComplete((nothing, error) -> reader.closeAsync());
+        });
     }
 
     private void next(Reader<byte[]> reader, List<Question> questions, CompletableFuture<Void> done) {
         reader.hasMessageAvailableAsync().thenComposeAsync(more -> more ? reader.readNextAsync()
-                : CompletableFuture.completedFuture(null), executor).whenCompleteAsync((message, error) -> {
-            if (error != null) {
-                done.completeExceptionally(error);
-            } else if (message == null) {
+                : CompletableFuture.completedFuture(null), executor).orTimeout(SECONDS, TimeUnit.SECONDS)
+                .thenAcceptAsync(message -> {
+            if (message == null) {
                 done.complete(null);
-            } else if (!done.isDone()) {
-                questions.forEach(question -> question.put(message));
-                next(reader, questions, done);
+                return;
             }
-        }, executor);
+            questions.forEach(question -> question.put(message));
+            next(reader, questions, done);
+        }, executor).exceptionally(error -> {
+            done.completeExceptionally(error);
+            return null;
+        });
     }
 }
