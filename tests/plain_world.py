@@ -8,12 +8,13 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pulsar
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess, kept_port
+from several_brokers import Brokers
 
 from broker_io.standalone import Standalone, ask
 from txnbuffer import Client, connect
@@ -31,18 +32,22 @@ Pair = tuple[bytes | None, bytes]
 
 
 class World:
-    """A namespace of a broker with a service."""
+    """A namespace of a broker with a service, or one for each shard, with these settings."""
 
-    def __init__(self, broker: Standalone | Cluster) -> None:
+    def __init__(self, broker: Standalone | Cluster | Brokers, settings: Sequence[str] = (), shards: int = 1) -> None:
         self.broker = broker
         self.namespace = broker.namespace()
         self.address = f"{broker.url}/{self.namespace}"
         self.port = kept_port()
+        self._flags = [word for setting in settings for word in ("--set", setting)] + ["--shards", str(shards)]
         self.service = self.serve()
+        self._others = [self.serve(shard) for shard in range(1, shards)]
         self.pulsar = pulsar.Client(broker.url, logger=pulsar.FileLogger(ERROR, os.devnull))
 
-    def serve(self) -> ServiceProcess:
-        return ServiceProcess(self.address, "--admin-url", self.broker.admin, port=self.port).wait_serving()
+    def serve(self, shard: int = 0, settings: Sequence[str] = ()) -> ServiceProcess:
+        flags = ["--admin-url", self.broker.admin, *self._flags, "--shard", str(shard)]
+        flags += [word for setting in settings for word in ("--set", setting)]
+        return ServiceProcess(self.address, *flags, port=0 if shard else self.port).wait_serving()
 
     def client(self, **options: object) -> Client:
         return connect(self.address, broker_options={"admin_url": self.broker.admin}, max_unavailable=LONG, **options)
@@ -56,7 +61,8 @@ class World:
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self.pulsar.close()
-        self.service.kill()
+        for service in (self.service, *self._others):
+            service.kill()
 
 
 class Plain:
@@ -176,6 +182,13 @@ def stored(world: World, topic: str) -> list[tuple[int, int]]:
 def internal_stats(world: World, topic: str) -> dict[str, Any]:
     answer = ask(world.broker.admin, f"persistent/{world.namespace}/{topic}/internalStats")
     return dict(answer["cursors"])
+
+
+def state(world: World, topic: str) -> dict[str, str]:
+    """What the plug-in tells of a topic in its stats; empty if it tells nothing."""
+    stats = ask(world.broker.admin, f"persistent/{world.namespace}/{topic}/stats")
+    properties = stats["subscriptions"].get("__txnbuffer", {}).get("subscriptionProperties", {})
+    return {name.removeprefix("txnbuffer."): value for name, value in properties.items()}
 
 
 async def until(condition: Callable[[], bool]) -> None:

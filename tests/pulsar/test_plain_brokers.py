@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from plain_world import KINDS, SETTINGS, Plain, World, committed, compare, until, write
+from plain_world import KINDS, SETTINGS, Plain, World, by_key, committed, compare, until, write
 from several_brokers import Brokers, several_brokers
 
+from broker_io import open_broker
 from txnbuffer import Client
 
+PARTITIONS = [f"parts-partition-{number}" for number in range(3)]
 SNAPSHOTS = "__txnbuffer_snapshots"
 
 
@@ -52,6 +54,25 @@ async def test_consumers_get_the_same_while_topics_move_and_their_owner_is_kille
         wanted = await committed(client, "moved")
         for plain in [*plains, Plain(world, "moved", "reader")]:
             await asyncio.to_thread(compare, plain, wanted)
+
+
+async def test_partitions_and_sharded_snapshots_of_two_brokers(brokers: Brokers) -> None:
+    world = World(brokers, shards=2)
+    try:
+        async with world.client() as client:
+            with open_broker(world.address, admin_url=brokers.admin) as opened:
+                await asyncio.to_thread(opened.partition, "parts", 3)
+            plain = Plain(world, "parts", "Exclusive")
+            for seed in range(2):
+                await asyncio.gather(write(client, "parts", 5, seed), write(client, "whole", 5, seed))
+                for to, name in zip(brokers.members * 2, (*PARTITIONS, "whole"), strict=True):
+                    await asyncio.to_thread(brokers.move, f"{world.namespace}/{name}", to)
+                wanted = await committed(client, "parts")
+                assert by_key(await asyncio.to_thread(plain.read, len(wanted))) == by_key(wanted)
+                whole = Plain(world, "whole", "reader")
+                await asyncio.to_thread(compare, whole, await committed(client, "whole"))
+    finally:
+        world.close()
 
 
 async def write_until(ended: asyncio.Event, client: Client, topic: str) -> None:

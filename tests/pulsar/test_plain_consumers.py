@@ -28,6 +28,7 @@ from plain_world import (
     compare,
     internal_stats,
     read_to_end,
+    state,
     stored,
     until,
     values,
@@ -177,13 +178,6 @@ async def test_stats_tell_what_holds_plain_consumers_back(world: World) -> None:
 
 def place(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(":")))
-
-
-def state(world: World, topic: str) -> dict[str, str]:
-    """What the plug-in tells of a topic in its stats; empty if it tells nothing."""
-    stats = ask(world.broker.admin, f"persistent/{world.namespace}/{topic}/stats")
-    properties = stats["subscriptions"].get("__txnbuffer", {}).get("subscriptionProperties", {})
-    return {name.removeprefix("txnbuffer."): value for name, value in properties.items()}
 
 
 async def test_subscription_that_keeps_messages_has_no_consumers(world: World) -> None:

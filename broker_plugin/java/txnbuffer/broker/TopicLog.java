@@ -17,7 +17,6 @@ import org.apache.bookkeeper.mledger.Position;
 import org.apache.bookkeeper.mledger.PositionFactory;
 import org.apache.bookkeeper.mledger.impl.ManagedLedgerImpl;
 import org.apache.bookkeeper.mledger.util.ManagedLedgerUtils;
-import org.apache.pulsar.broker.service.persistent.PersistentTopic;
 import org.apache.pulsar.common.naming.TopicName;
 import org.apache.pulsar.common.util.FutureUtil;
 import org.slf4j.Logger;
@@ -38,13 +37,14 @@ import txnbuffer.broker.Snapshot.Found;
 final class TopicLog {
     private static final Logger log = LoggerFactory.getLogger(TopicLog.class);
     private static final String INCARNATION = "txnbuffer.incarnation";
+    private static final String PLAIN = "txnbuffer.plain", EVERYTHING = "everything";
     static final String SUBSCRIPTION = "__txnbuffer";
     private static final int ENTRIES = 500;
     private static final long BYTES = 4 * 1024 * 1024;
     private static final long FIRST_WAIT = 1, LONGEST_WAIT = 60; // seconds before another attempt
 
     private final String name;
-    private final PersistentTopic topic;
+    private final TxnTopic topic;
     private final ManagedLedger ledger;
     private final ScheduledExecutorService executor;
     private final SnapshotTopic snapshots;
@@ -56,12 +56,14 @@ final class TopicLog {
     private boolean live; // stored entries are passed at once
     private boolean asking;
     private boolean closed;
+    private boolean everything; // an operator lets plain consumers have all that is in the log
     private String said; // why the topic is stopped, as it was logged
     private String failed; // what could not be read, null if nothing
-    private long firstLedger;
+    private long firstLedger; // those below are forgotten
+    private long oldestLedger; // that existed when reading the log began
     private long wait = FIRST_WAIT;
 
-    TopicLog(PersistentTopic topic, ManagedLedger ledger) {
+    TopicLog(TxnTopic topic, ManagedLedger ledger) {
         this.name = topic.getName();
         this.topic = topic;
         this.ledger = ledger;
@@ -109,7 +111,8 @@ final class TopicLog {
      * <li>{@code open}: {@code txnbuffer.transaction}, whose first record is at {@code txnbuffer.first}, is the oldest
      *     that is open, and what follows that waits;
      * <li>{@code loading}: the snapshot or the log is being read;
-     * <li>{@code stopped}: nothing more is delivered, for {@code txnbuffer.reason}.
+     * <li>{@code stopped}: nothing more is delivered, for {@code txnbuffer.reason};
+     * <li>{@code everything}: the topic has the property {@code txnbuffer.plain=everything}, and is served as it is.
      * </ul>
      */
     synchronized Map<String, String> state() {
@@ -117,7 +120,7 @@ final class TopicLog {
         Position readable = bound();
         Rules.Open oldest = rules == null ? null : rules.oldest();
         String reason = rules != null && rules.stopped() != null ? rules.stopped() : failed;
-        found.put("txnbuffer.state", reason != null ? "stopped" : !live || rules != null && rules.questioned()
+        found.put("txnbuffer.state", everything ? EVERYTHING : reason != null ? "stopped" : !live || rules != null && rules.questioned()
                 ? "loading" : oldest != null ? "open" : "ready");
         found.put("txnbuffer.readable", readable.getLedgerId() + ":" + readable.getEntryId());
         if (reason != null) {
@@ -159,7 +162,7 @@ final class TopicLog {
         try {
             if (rules != null) {
                 pass(at, data);
-            } else if (isMarked()) {
+            } else if (!everything && isMarked()) {
                 load();
             } else {
                 applied = at;
@@ -209,8 +212,8 @@ final class TopicLog {
 
     /** Forget what only deleted ledgers needed. */
     synchronized void trim() {
-        Long first = ledger.getLedgersInfo().isEmpty() ? null : ledger.getLedgersInfo().firstKey();
-        if (rules != null && live && first != null && first > firstLedger) {
+        long first = oldestLedger();
+        if (rules != null && live && first > firstLedger) {
             firstLedger = first;
             rules.trim(first);
         }
@@ -221,6 +224,13 @@ final class TopicLog {
     synchronized void load() {
         live = false;
         loaded = new CompletableFuture<>();
+        everything = EVERYTHING.equals(ledger.getProperties().get(PLAIN));
+        topic.refuseReplication();
+        if (everything) {
+            log.warn("[{}] txnbuffer: plain consumers get everything: {}={}", name, PLAIN, EVERYTHING);
+            ordinary(ledger.getLastConfirmedEntry());
+            return;
+        }
         Position end = ledger.getLastConfirmedEntry(); // before the end of the snapshot topic is taken
         snapshot().thenAcceptAsync(found -> begin(found, end), executor).exceptionally(error -> {
             again("its snapshot cannot be used", error, this::load);
@@ -332,8 +342,13 @@ final class TopicLog {
 
     // The log
 
+    private long oldestLedger() {
+        return ledger.getLedgersInfo().isEmpty() ? -1 : ledger.getLedgersInfo().firstKey();
+    }
+
     private void read() {
         live = false;
+        oldestLedger = oldestLedger();
         if (loaded.isDone()) {
             loaded = new CompletableFuture<>();
         }
@@ -353,8 +368,11 @@ final class TopicLog {
         }
         ManagedLedgerUtils.readEntries(cursor, ENTRIES, BYTES, PositionFactory.LATEST)
                 .thenAcceptAsync(entries -> {
-            apply(entries);
-            next(cursor);
+            if (apply(entries)) {
+                next(cursor);
+            } else {
+                ledger.asyncDeleteCursor(cursor.getName(), IGNORED, null);
+            }
         }, executor).exceptionally(error -> {
             ledger.asyncDeleteCursor(cursor.getName(), IGNORED, null);
             again("its log cannot be read", error, this::read);
@@ -362,15 +380,33 @@ final class TopicLog {
         });
     }
 
-    private synchronized void apply(List<Entry> entries) {
+    /** Whether what follows the last entry that was read is still there; ledgers may be trimmed meanwhile. */
+    private boolean isComplete() {
+        return oldestLedger() <= Math.max(oldestLedger, applied.getLedgerId());
+    }
+
+    /** False if there may be entries before these that were trimmed meanwhile: a newer snapshot has them. */
+    private synchronized boolean apply(List<Entry> entries) {
+        boolean complete = isComplete();
         for (Entry entry : entries) {
-            apply(entry.getPosition(), entry.getDataBuffer());
+            if (complete) {
+                apply(entry.getPosition(), entry.getDataBuffer());
+            }
             entry.release();
         }
-        publish();
+        if (complete) {
+            publish();
+        } else {
+            load();
+        }
+        return complete;
     }
 
     private void finish(Position last) {
+        if (!isComplete()) {
+            load();
+            return;
+        }
         if (applied.compareTo(last) < 0) { // nothing was stored in between, or it was trimmed
             applied = last;
             if (last.getEntryId() >= 0) {
@@ -384,7 +420,7 @@ final class TopicLog {
         loaded.complete(null);
     }
 
-    private static final DeleteCursorCallback IGNORED = new DeleteCursorCallback() {
+    static final DeleteCursorCallback IGNORED = new DeleteCursorCallback() {
         @Override
         public void deleteCursorComplete(Object context) {
         }

@@ -22,6 +22,7 @@ import org.apache.pulsar.broker.service.BrokerService;
 import org.apache.pulsar.broker.service.BrokerServiceException.NotAllowedException;
 import org.apache.pulsar.broker.service.Consumer;
 import org.apache.pulsar.broker.service.GetStatsOptions;
+import org.apache.pulsar.broker.service.Replicator;
 import org.apache.pulsar.broker.service.SubscriptionOption;
 import org.apache.pulsar.broker.service.persistent.PersistentTopic;
 import org.apache.pulsar.broker.service.plugin.EntryFilter;
@@ -30,9 +31,12 @@ import org.apache.pulsar.client.impl.MessageIdImpl;
 import org.apache.pulsar.common.policies.data.stats.SubscriptionStatsImpl;
 import org.apache.pulsar.common.policies.data.stats.TopicStatsImpl;
 import org.apache.pulsar.common.protocol.Commands;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** A topic that dispatches only what is decided and visible, except to the readers of txnbuffer. */
 final class TxnTopic extends PersistentTopic {
+    private static final Logger LOG = LoggerFactory.getLogger(TxnTopic.class);
     private static final VisibleFilter FILTER = new VisibleFilter();
 
     /** The last visible entry, as of a bound; `partial`: only some of its messages are visible. */
@@ -127,6 +131,37 @@ final class TxnTopic extends PersistentTopic {
         List<EntryFilter> all = new ArrayList<>(List.of(FILTER)); // the others see what consumers see
         all.addAll(configured);
         return all;
+    }
+
+    // Replication, which would copy what is not committed
+
+    @Override
+    protected CompletableFuture<Void> addReplicationCluster(String remote, ManagedCursor cursor, String local) {
+        return refusesReplication(remote, cursor) ? CompletableFuture.completedFuture(null)
+                : super.addReplicationCluster(remote, cursor, local);
+    }
+
+    @Override
+    protected CompletableFuture<Void> addShadowReplicationCluster(String shadow, ManagedCursor cursor) {
+        return refusesReplication(shadow, cursor) ? CompletableFuture.completedFuture(null)
+                : super.addShadowReplicationCluster(shadow, cursor);
+    }
+
+    private boolean refusesReplication(String where, ManagedCursor cursor) {
+        if (log.isMarked()) {
+            LOG.error("[{}] txnbuffer: not replicated to {}, which would get what is not committed", getName(), where);
+            ledger.asyncDeleteCursor(cursor.getName(), TopicLog.IGNORED, null); // it would keep messages
+        }
+        return log.isMarked();
+    }
+
+    /** End the replication that began before the topic had transactions. */
+    void refuseReplication() {
+        if (log.isMarked()) {
+            List<Replicator> running = new ArrayList<>(getReplicators().values());
+            running.addAll(getShadowReplicators().values());
+            running.forEach(one -> one.terminate().thenRun(this::checkReplication)); // which removes the cursor
+        }
     }
 
     // Where the topic ends
