@@ -10,10 +10,11 @@ import pulsar
 import pytest
 from commands import txnbuf
 from plain_world import SETTINGS, Plain, World, stored, until, values
+from pulsar_cluster import choose, make_standalone
 from several_brokers import Brokers, MemberBroker, several_brokers
 
 from broker_io.port import PLUG_IN_LOCK
-from broker_io.standalone import ask
+from broker_io.standalone import NoPulsar, ask
 
 DENIED = 5.0
 """Seconds for which a topic that nobody may serve is tried."""
@@ -87,3 +88,22 @@ async def test_namespace_is_locked_only_if_all_brokers_can_serve_it(brokers: Bro
     refused = txnbuf("plugin", "lock", world.address, "--set", f"pulsar.admin_url={brokers.admin}")
     assert refused.returncode == 2
     assert PLUG_IN_LOCK in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ([PLUG_IN_LOCK], "set topicFactoryClassName=txnbuffer.broker.TxnTopicFactory"),
+        ([*SETTINGS, PLUG_IN_LOCK, "transactionCoordinatorEnabled=true"], "transactionCoordinatorEnabled=true"),
+    ],
+)
+def test_broker_with_the_lock_that_cannot_filter_does_not_start(
+    tmp_path: Path, plug_in: Path, settings: list[str], told: str
+) -> None:
+    broker = make_standalone(choose(), tmp_path, settings, None, plug_in)
+    try:
+        with pytest.raises(NoPulsar):
+            broker.start()
+        assert f"txnbuffer: the broker does not start: {told}" in broker.log()
+    finally:
+        broker.remove()
