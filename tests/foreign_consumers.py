@@ -24,16 +24,16 @@ def python_command() -> list[str]:
     return [sys.executable, str(HERE / "plain_consumer.py")]
 
 
-def java_command() -> list[str]:
+def java_command(program: str = "PlainConsumer") -> list[str]:
     """The Java client of the server distribution."""
     quiet = ["-XX:TieredStopAtLevel=1", "-Xmx256m", f"-Dlog4j2.configurationFile={HERE / 'no_log4j2.xml'}"]
-    return ["java", *quiet, "-cp", classpath(), str(HERE / "PlainConsumer.java")]
+    return ["java", *quiet, "-cp", classpath(), str(HERE / f"{program}.java")]
 
 
-def go_command(directory: Path) -> list[str]:
+def go_command(directory: Path, package: str = ".") -> list[str]:
     """The Go client, whose modules are downloaded once, built into a directory."""
-    program = directory / "go-consumer"
-    subprocess.run(["go", "build", "-o", program, "."], cwd=HERE / "go", check=True, timeout=900)
+    program = directory / "go-program"
+    subprocess.run(["go", "build", "-o", program, package], cwd=HERE / "go", check=True, timeout=900)
     return [str(program)]
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
+import random
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import foreign_consumers
 import pulsar
 import pytest
+from certificates import openssl
+from foreign_consumers import HERE as CLIENTS
+from foreign_consumers import go_command, java_command
 from plain_world import ENTRIES, SETTINGS, Pair, Plain, World, committed, read_to_end, stored, until, values, write
 from pulsar_cluster import Cluster
 
@@ -33,11 +38,14 @@ entryFilterClass: ClusterFilter
 """
 
 
+LANGUAGES = ["java", *(["go"] if os.environ.get("SOAK") == "full" else [])]
+
+
 @pytest.fixture(scope="module")
 def broker(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     """With the plug-in and an entry filter of the cluster, which are in the same file."""
     classes = tmp_path_factory.mktemp("classes")
-    compile_into(classes, [SOURCES, Path(foreign_consumers.__file__).parent / "plain_clients" / "filter"])
+    compile_into(classes, [SOURCES, CLIENTS / "filter"])
     (classes / "META-INF" / "services").mkdir(parents=True)
     (classes / "META-INF" / "services" / "entry_filter.yml").write_text(FILTER)
     jar = pack(classes, tmp_path_factory.mktemp("filters") / "plugin.nar")
@@ -331,3 +339,69 @@ async def test_dead_letters_that_are_sent_back_are_ordinary_records(world: World
     assert values(await asyncio.to_thread(plain.read, len(wanted))) == wanted
     async with world.client() as client:
         assert await committed(client, "redriven") == plain.got
+
+
+async def test_large_and_encrypted_messages_arrive_whole(world: World, tmp_path: Path) -> None:
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    openssl("genrsa", "-out", private, "2048")
+    openssl("rsa", "-in", private, "-pubout", "-out", public)
+    secret = {"encryption_key": "key", "crypto_key_reader": pulsar.CryptoKeyReader(str(public), str(private))}
+    late = await ended(world, "secret")
+    large = random.Random(1).randbytes(12_000_000)
+    async with world.client() as client:
+        txn = await client.transaction(timeout=120).begin()
+        await txn.send("secret", b"open", key=b"k")
+        await until(lambda: len(stored(world, "secret")) == 2)
+        producer = world.pulsar.create_producer(world.topic("secret"), chunking_enabled=True)
+        producer.send(large)
+        wanted = [b"start", b"open", large, *send_entry(world, "secret", late, "abc", "batch", **secret)]
+        producer = world.pulsar.create_producer(world.topic("secret"), **secret)
+        producer.send(b"late", properties=late)
+        producer.send(b"single")
+        await txn.commit()
+    consumer = world.pulsar.subscribe(
+        world.topic("secret"), "keys", initial_position=pulsar.InitialPosition.Earliest,
+        crypto_key_reader=secret["crypto_key_reader"],
+    )  # fmt: skip
+    await asyncio.to_thread(take, consumer, [*wanted, b"single"])
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_features_of_other_clients(world: World, tmp_path: Path, language: str) -> None:
+    topic = f"foreign-{language}"
+    late = await ended(world, topic)
+    await ended(world, f"{topic}-{language}-dead-DLQ")
+    first = send_entry(world, topic, late, "-a-bc--", "first-")
+    await asyncio.sleep(0.05)
+    between = time.time_ns() // 1_000_000
+    await asyncio.sleep(0.05)
+    second = send_entry(world, topic, late, "-a-bd--", "second-")
+    send_entry(world, topic, late, "--", "hidden-")
+    wanted = [b"start", *first, *second]
+
+    command = java_command("PlainFeatures") if language == "java" else go_command(tmp_path, "./features")
+    command += [world.broker.url, world.topic(topic), str(between), str(len(wanted))]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    got: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        feature, _, value = line.partition("\t")
+        got.setdefault(feature, []).append(value)
+
+    texts = [one.decode() for one in wanted]
+    indexes = [int(one) for one in got.pop("index")]
+    assert indexes == sorted({*indexes})
+    latest = {"start": "start", "a": texts[4], "b": texts[5], "c": texts[3], "d": texts[6]}
+    assert {*got.pop("table")} == {f"{key}={value}" for key, value in latest.items()}
+    assert {*got.pop("refused")} == {*texts[1::2]}
+    assert got == {
+        "read": texts,
+        "last": ["true"],
+        "seek-time": texts[4:],
+        "seek-id": texts[3:],
+        "latest": ["0"],
+        "unacknowledged": texts[1::2],
+        "refused-more": ["false"],
+        "dead": ["start"],
+        "dead-property": ["tb.v"],
+    }
