@@ -6,7 +6,8 @@
                   and has the image or can pull it;
 `standalone`      a process started from the server distribution, which Maven downloads into a cache.
 
-TXNBUFFER_PULSAR_REQUIRE names one of them that is required.
+TXNBUFFER_PULSAR_REQUIRE names one of them that is required. With TXNBUFFER_PULSAR_PLUG_IN=1 brokers that are started have
+the plug-in for plain consumers, but for those with Pulsar's own transactions.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 from pulsar_container import StandaloneContainer, distribution, end
 
+from broker_io.port import PLUG_IN_SETTINGS
 from broker_io.standalone import (
     SHORT_LIVED,
     NoPulsar,
@@ -35,10 +37,12 @@ from broker_io.standalone import (
     is_up,
     make_namespace,
 )
+from broker_plugin.build import build
 
 IMAGE = "apachepulsar/pulsar:4.0.8"
 WAYS = ("url", "testcontainers", "standalone")
 _STARTED: list[Standalone] = []  # reserves the ports until this process ends
+NATIVE = "transactionCoordinatorEnabled=true"
 REMEDY = "set TXNBUFFER_PULSAR_URL to a cluster, or start a Docker engine, or install Maven and Java 17"
 
 
@@ -141,6 +145,9 @@ def make_standalone(
     files: Mapping[str, str] | None = None,
     jar: Path | None = None,
 ) -> Standalone:
+    if jar is None and os.environ.get("TXNBUFFER_PULSAR_PLUG_IN") == "1" and NATIVE not in settings:
+        jar = build(directory / "txnbuffer-broker.jar")
+        settings = [*settings, *(f"{name}={value}" for name, value in PLUG_IN_SETTINGS.items())]
     if way == "testcontainers":
         return StandaloneContainer(_image(), settings, files, jar)
     environment = {**SHORT_LIVED, **({"PULSAR_EXTRA_CLASSPATH": str(jar)} if jar else {})}

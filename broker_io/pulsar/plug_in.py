@@ -31,7 +31,10 @@ STATES = ("state", "readable", "transaction", "first", "reason")
 def plug_ins_of(admin: AdminClient) -> list[BrokerPlugIn]:
     """All active brokers. Raises NotAuthorized for credentials that are not those of a superuser."""
     scheme = admin.url.partition("://")[0]
-    return [_asked(admin.at(f"{scheme}://{address}"), address) for address in sorted(admin.query("brokers", texts))]
+    return [
+        _asked(admin.at(f"{scheme}://{address}"), address)
+        for address in sorted(admin.query("brokers", texts, retry=False))
+    ]
 
 
 def _asked(broker: AdminClient, address: str) -> BrokerPlugIn:
@@ -69,7 +72,7 @@ PERSISTENCE = {
 
 def lock(admin: AdminClient, namespace: str, *, locked: bool) -> None:
     """See `PlugInBroker.lock_plug_in`."""
-    settings = [(one, _settings(admin, one)) for one in sorted(admin.query("brokers", texts))]
+    settings = [(one, _settings(admin, one)) for one in sorted(admin.query("brokers", texts, retry=False))]
     setting, _, storage = PLUG_IN_LOCK.partition("=")
     if locked and (lacking := [address for address, found in settings if found.get(setting) != storage]):
         raise CallerError(

@@ -229,6 +229,10 @@ final class Rules implements Visitor {
 
     // Unregistered topics
 
+    boolean isUnregistered() {
+        return phase == Phase.UNREGISTERED;
+    }
+
     boolean questioned() {
         return !questions.isEmpty();
     }

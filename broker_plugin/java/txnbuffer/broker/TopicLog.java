@@ -98,6 +98,11 @@ final class TopicLog {
         return rules != null || !loaded.isDone();
     }
 
+    /** Also while that is not known. Topics of this library may have had none, such as the copies of relays. */
+    synchronized boolean hadTransactions() {
+        return !loaded.isDone() || rules != null && !rules.isUnregistered();
+    }
+
     /** Completes when the log was read to its end. */
     CompletableFuture<Void> loaded() {
         return loaded;

@@ -262,7 +262,7 @@ final class TxnTopic extends PersistentTopic {
         boolean raw = RawSubscription.isNamed(option.getSubscriptionName());
         if (refused == null && raw) {
             refused = RawSubscription.refusal(option, RawSubscription.roles(this));
-        } else if (refused == null && isCompactionSubscription(option.getSubscriptionName()) && log.isMarked()) {
+        } else if (refused == null && isCompactionSubscription(option.getSubscriptionName()) && log.hadTransactions()) {
             refused = "the broker's compaction ignores transactions, so a topic that may have some is not compacted";
         }
         if (refused != null) {
