@@ -186,6 +186,7 @@ final class TopicLog {
             apply(at, data);
             publish();
         } else {
+            oldestLedger = oldestLedger();
             read();
         }
     }
@@ -244,6 +245,7 @@ final class TopicLog {
     }
 
     private synchronized void begin(Found found, Position end) {
+        oldestLedger = oldestLedger();
         try {
             switch (found.kind()) {
                 case NONE:
@@ -353,7 +355,6 @@ final class TopicLog {
 
     private void read() {
         live = false;
-        oldestLedger = oldestLedger();
         if (loaded.isDone()) {
             loaded = new CompletableFuture<>();
         }
