@@ -6,7 +6,7 @@
                   and has the image or can pull it;
 `standalone`      a process started from the server distribution, which Maven downloads into a cache.
 
-TXNBUFFER_PULSAR_REQUIRE names one of them that is required. With TXNBUFFER_PULSAR_PLUG_IN=1 brokers that are started have
+TXNBUFFER_PULSAR_REQUIRE names one of them that is required. With PULSAR_PLUG_IN=1 brokers that are started have
 the plug-in for plain consumers, but for those with Pulsar's own transactions.
 """
 
@@ -145,7 +145,7 @@ def make_standalone(
     files: Mapping[str, str] | None = None,
     jar: Path | None = None,
 ) -> Standalone:
-    if jar is None and os.environ.get("TXNBUFFER_PULSAR_PLUG_IN") == "1" and NATIVE not in settings:
+    if jar is None and os.environ.get("PULSAR_PLUG_IN") == "1" and NATIVE not in settings:
         jar = build(directory / "txnbuffer-broker.jar")
         settings = [*settings, *(f"{name}={value}" for name, value in PLUG_IN_SETTINGS.items())]
     if way == "testcontainers":

@@ -27,6 +27,8 @@ CALL_SECONDS = 30.0
 QUERY_SECONDS = 10.0
 """Timeout of one query, which is repeated: a broker whose machine vanished never closes the connections to it."""
 LEAST_SECONDS = 2.0
+ASK_SECONDS = 5.0
+"""Timeout of a request to each of the brokers, of which some may be gone."""
 MOST_REDIRECTS = 5
 REASON_CHARACTERS = 200
 
@@ -66,8 +68,10 @@ class AdminClient:
         self._pools = PoolManager(maxsize=MOST_KEPT, ssl_context=credentials.tls_context())
 
     def at(self, url: str) -> AdminClient:
-        """A client of the same cluster at another broker, with the same credentials."""
-        return AdminClient(url, self._credentials, self._retry)
+        """A client of the same cluster at another broker, with the same credentials, which waits for ASK_SECONDS."""
+        made = AdminClient(url, self._credentials, self._retry)
+        made._call_seconds = ASK_SECONDS
+        return made
 
     def ask(self, method: str, path: str, body: Any = None, *, retry: bool = True) -> Any:
         """The decoded answer, None if it is empty. `path` follows `/admin/v2/`.

@@ -30,11 +30,20 @@ STATES = ("state", "readable", "transaction", "first", "reason")
 
 def plug_ins_of(admin: AdminClient) -> list[BrokerPlugIn]:
     """All active brokers. Raises NotAuthorized for credentials that are not those of a superuser."""
-    scheme = admin.url.partition("://")[0]
-    return [
-        _asked(admin.at(f"{scheme}://{address}"), address)
-        for address in sorted(admin.query("brokers", texts, retry=False))
-    ]
+    return [_asked(_at(admin, address), address) for address in sorted(admin.query("brokers", texts, retry=False))]
+
+
+def _at(admin: AdminClient, address: str) -> AdminClient:
+    """A client of a broker at its address; a cluster with TLS lists the port without TLS if it has both."""
+    scheme, _, own = admin.url.partition("://")
+    broker, port = admin.at(f"{scheme}://{address}"), own.rpartition(":")[2]
+    if scheme == "https" and port.isdecimal():
+        try:
+            broker.ask("GET", "brokers/version", retry=False)
+        except ServiceUnavailable:
+            broker.close()
+            return admin.at(f"https://{address.rpartition(':')[0]}:{port}")
+    return broker
 
 
 def _asked(broker: AdminClient, address: str) -> BrokerPlugIn:
@@ -86,7 +95,7 @@ def lock(admin: AdminClient, namespace: str, *, locked: bool) -> None:
 
 
 def _settings(admin: AdminClient, address: str) -> dict[str, Any]:
-    with contextlib.closing(admin.at(f"{admin.url.partition('://')[0]}://{address}")) as broker:
+    with contextlib.closing(_at(admin, address)) as broker:
         return broker.query("brokers/configuration/runtime", mapping)
 
 
