@@ -175,7 +175,6 @@ SMALL_WITH_A_REASON = {
     "broker_io.filelog.pair.dissolving": "the end of a pair, which one command uses",
     "broker_io.filelog.pair.link_record": "a rule of its own, with its tests; the node has no room for it",
     "broker_io.pulsar.head_start": "a rule of its own, tested with values; the broker only asks the cluster",
-    "broker_io.pulsar.plug_in": "what brokers say in a form of its own, with its tests",
     "txnbuffer.buffer.compaction": "pure rules of the log protocol, which the service only applies",
     "txnbuffer.service.topics.group_lag": "counts records, which requests of operators only show",
     "txnbuffer.cli.submit": "spark-submit runs it by its path",
