@@ -55,6 +55,7 @@ def of_history(history: History) -> tuple[list[str], list[str]]:
     return [*commands, "all"], [*expected, python.everything()]
 
 
+@pytest.mark.timeout(3600 if SOAK else 300)
 @settings(max_examples=10_000 if SOAK else 1_000)
 @given(history=histories(30 if SOAK else 20, odd=True))
 def test_generated_histories(java: JavaRules, history: History) -> None:
