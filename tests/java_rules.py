@@ -25,7 +25,7 @@ from txnbuffer.protocol import MAX_SET_RECORDS, RECORDS, REMOVED, SEQ, number, r
 from txnbuffer.recordset import pack, unpack
 
 ANSWERED = (
-    *("entry", "delivered", "scan", "cut", "until", "ordinary", "all", "abort"),
+    *("entry", "delivered", "scan", "cut", "until", "all", "abort"),
     *("read", "resume", "partition", "refusal", "shards"),
 )
 Indexes = list[int]

@@ -277,8 +277,37 @@ def removed_rows(messages: Batch) -> NDArray[np.bool_] | None:
     return removed if removed.any() else None
 
 
+COPY_NAMES = ("ORIGIN_MESSAGE_ID", "REAL_TOPIC")
+"""Properties that the dead-letter and retry producers of Pulsar's clients add to copies of messages."""
+
+
+def without_copies(messages: Batch) -> Batch:
+    """Return the messages of a topic that has had no transactions, where dead letters are ordinary records.
+
+    Those producers copy all properties of a message, also the ones of its transaction.
+    """
+    copied = [name for name in (TXN, SEQ) if name in messages.properties]
+    if not copied or set(COPY_NAMES).isdisjoint(messages.properties):
+        return messages
+    count = len(messages)
+    marked = [present(messages.properties.get(name), count) for name in COPY_NAMES]
+    kept = ~(marked[0] | marked[1])
+    changed: dict[str, PropertyColumn] = {}
+    for name in copied:
+        column = messages.properties[name]
+        if isinstance(column, Numbers):
+            changed[name] = Numbers(column.values, present(column, count) & kept)
+        else:
+            changed[name] = Labels(np.where(kept, column.codes, -1).astype(np.int32), column.values)
+    return replace(messages, properties={**messages.properties, **changed})
+
+
 def any_transactional(messages: Batch) -> bool:
-    """Return whether a message has a transaction id or is a marker with transactions, even one that cannot be read."""
+    """Return whether a message has a transaction id or is a marker with transactions, even one that cannot be read.
+
+    The topic has no snapshot, so dead letters are ordinary records.
+    """
+    messages = without_copies(messages)
     txns, markers = (present(messages.properties.get(name), len(messages)) for name in (TXN, MARKER))
     return bool(txns.any()) or not all(is_epoch_marker(messages[row]) for row in np.flatnonzero(markers).tolist())
 

@@ -329,6 +329,26 @@ def test_record_sets_respect_limit_and_start(broker: Broker, log: TopicWriter, i
         assert [record.seqno for batch in batches for record in batch] == [*range(6, 21)]
 
 
+def test_dead_letters_in_a_topic_without_transactions_are_ordinary_records(broker: Broker, manager: LogOwner) -> None:
+    """Their producers copy all properties, and add some; a reader also sees them once the topic has transactions."""
+    broker.create_topic("dead")
+    writer = broker.writer("dead")
+    for name in ("ORIGIN_MESSAGE_ID", "REAL_TOPIC"):
+        for seq in (1, 2, 2):
+            copied = {"tb.v": "1", "tb.txn": "0:9", "tb.seq": str(seq), name: "x"}
+            writer.append(Batch.of([Message(value=b"%d" % seq, properties=copied), Message(value=b"own")])).result(60)
+    found = ["1", "own", "2", "own", "2", "own"] * 2
+    with CommittedReader(broker, "dead") as reader:
+        assert values(drain(reader)) == found
+        manager.register("dead")
+        own = TopicWriter(broker, "dead")
+        own.records(1, "new")
+        own.commit(1)
+        assert values(drain(reader)) == ["new"]
+    with CommittedReader(broker, "dead") as reader:
+        assert values(drain(reader)) == [*found, "new"]
+
+
 def test_transactions_without_a_snapshot_are_an_error(broker: Broker, log: TopicWriter, manager: LogOwner) -> None:
     log.records(1, "x")
     log.commit(1)

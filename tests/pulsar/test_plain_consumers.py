@@ -40,6 +40,7 @@ from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.position import Position
 from broker_io.standalone import Standalone, ask
+from snapshots.errors import SnapshotMissing
 from txnbuffer.recordset import pack, unpack
 
 
@@ -199,11 +200,34 @@ async def test_topics_without_transactions_are_served_as_they_are(world: World, 
         with open_broker(world.address, admin_url=world.broker.admin) as opened:
             await asyncio.to_thread(opened.create_topic, topic)
     producer = world.pulsar.create_producer(world.topic(topic))
-    producer.send(b"copied", properties={"tb.v": "1", "tb.txn": "0:1", "tb.seq": "1"})  # as dead-letter producers do
+    producer.send(b"copied", properties={**COPIED, "REAL_TOPIC": "orders"})  # as dead-letter producers do
     producer.send(b"ordinary")
     producer.close()
     for kind in KINDS:
         assert values(await asyncio.to_thread(Plain(world, topic, kind).read, 2)) == [b"copied", b"ordinary"], kind
+    async with world.client() as client:
+        assert values(await committed(client, topic)) == [b"copied", b"ordinary"]
+
+
+async def test_records_of_transactions_whose_snapshot_is_lost_are_not_delivered(
+    broker: Standalone, world: World
+) -> None:
+    with open_broker(world.address, admin_url=world.broker.admin) as opened:
+        await asyncio.to_thread(opened.create_topic, "lost")
+    producer = world.pulsar.create_producer(world.topic("lost"))
+    producer.send(b"before")
+    producer.send(b"uncommitted", properties=COPIED)
+    producer.send(b"behind")
+    producer.close()
+    for kind in KINDS:
+        assert values(await asyncio.to_thread(Plain(world, "lost", kind).read, 1)) == [b"before"], kind
+    assert "it has no snapshot, but records or markers of transactions" in broker.log()
+    async with world.client() as client:
+        with pytest.raises(SnapshotMissing):
+            await committed(client, "lost")
+
+
+COPIED = {"tb.v": "1", "tb.txn": "0:1", "tb.seq": "1"}
 
 
 async def test_no_topic_is_served_without_the_setting_for_filters(broker: Standalone, world: World) -> None:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
@@ -89,6 +90,7 @@ from txnbuffer.protocol import (
     present,
     texts_equal,
     transaction_codes,
+    without_copies,
 )
 
 _DECODED = frozenset((VERSION, TXN, SEQ, RECORDS, MARKER))
@@ -382,7 +384,8 @@ class TransactionBuffer:
 
     `segment_size` is the number of aborts and suppressed ranges in a sealed segment. `applied` is the end of the last
     applied message; None before the first. `transactional`: whether any message applied since it was created or
-    restored belongs to a transaction, even if it can't be decoded; an epoch marker does not.
+    restored belongs to a transaction, even if it can't be decoded; an epoch marker does not. `unregistered`: the topic
+    has had no transactions, so dead letters are ordinary records.
     `ended`: the transactions that the last applied messages have ended. `decided_position`: all messages up to this one
     are decided; None if there are none. `max_read_position`: the same, but None while `replaying`,
     before the end given to `replay_until` is reached.
@@ -405,6 +408,7 @@ class TransactionBuffer:
         "segments",
         "suppressed",
         "transactional",
+        "unregistered",
     )
 
     def __init__(self, segment_size: int = SEGMENT_SIZE) -> None:
@@ -421,7 +425,7 @@ class TransactionBuffer:
         self.decided_position: Position | None = None
         self.max_read_position: Position | None = None
         self.replaying = False
-        self.transactional = False
+        self.transactional = self.unregistered = False
         self._until: Position | None = None
         self._stopped: ProtocolStopped | None = None
 
@@ -504,6 +508,8 @@ class TransactionBuffer:
         first = placed.positions.first
         if self.applied is not None and first <= self.applied:
             raise OutOfOrder(first, self.applied)
+        if self.unregistered:
+            placed = replace(placed, messages=without_copies(placed.messages))
         for kind, items in groupby(decode(placed), type):
             if kind is RecordSlice:
                 self._apply_runs(items, placed.positions, effects)  # type: ignore[arg-type]  # by their kind

@@ -217,9 +217,11 @@ class SnapshotManager:
         end = None if begin is None else begin(topic)
         ledgers = self._broker.ledgers(topic)
         followed = self._whole(topic, TopicEntries(), ledgers)
+        followed.buffer.unregistered = deleted is None
         try:
             if any(ledger.entries for ledger in ledgers):
                 followed.catch_up(end)
+            followed.buffer.unregistered = False
             if followed.buffer.transactional and deleted != followed.writer.incarnation:
                 raise SnapshotMissing(topic, LOST)
         except Error:

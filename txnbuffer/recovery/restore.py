@@ -354,6 +354,13 @@ def fresh(
     return LoadedTopic(topic, incarnation, None, buffer, sequencer, *places, (first,), whole=ledgers[0].original)
 
 
+def _unregistered(broker: Broker, topic: str) -> LoadedTopic:
+    """A topic that has had no transactions."""
+    loaded = fresh(topic, broker.incarnation(topic), broker.ledgers(topic))
+    loaded.buffer.unregistered = True
+    return loaded
+
+
 def kept_history(
     topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequence[Ledger], sequencer: Sequencer, uuid: int
 ) -> tuple[FailoverLog, dict[str, int]] | None:
@@ -584,7 +591,7 @@ class SnapshotLoader(Resource):
             try:
                 self._scans[snapshot_topic] = Scan(broker, snapshot_topic, self._wanted)
             except TopicNotFound:
-                return fresh(topic, broker.incarnation(topic), broker.ledgers(topic))
+                return _unregistered(broker, topic)
         running = self._scans[snapshot_topic]
         running.read_to_end()
         try:
@@ -594,7 +601,7 @@ class SnapshotLoader(Resource):
         try:
             return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, owned=False)
         except SnapshotMissing:
-            return fresh(topic, broker.incarnation(topic), broker.ledgers(topic))
+            return _unregistered(broker, topic)
 
     def close(self) -> None:
         for running in self._scans.values():

@@ -1,7 +1,6 @@
 package txnbuffer.broker;
 
 import java.nio.ByteBuffer;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
@@ -29,7 +28,7 @@ import java.util.Map;
  * {@code entry} is enough. {@code record} is the same for records as txnbuffer writes them. Properties whose names do not begin with "tb." may be left out, and {@code value} is read
  * only if there is {@code tb.marker}; it is null if Pulsar has the null value. If a name occurs twice, its last value
  * counts. {@code stop(place, why)} is for an entry that the caller cannot read. All but {@code trim} belong to this one
- * thread, also {@code ordinary} and {@code questioned}.
+ * thread, also {@code questioned}.
  *
  * <p><b>Output</b>, for any thread: {@code bound()}, the last entry that may be delivered, never moves back. It is a
  * real entry, or one that ends with -1: all ledgers below. {@code hiddenRows(place, properties)} is asked for messages
@@ -41,12 +40,11 @@ import java.util.Map;
  * {@code stopped()} says why nothing more becomes visible, or null. {@code reserved(name)}: whether a property is
  * one of the protocol.
  *
- * <p><b>Copied properties.</b> In an unregistered topic, a record with properties of a transaction stops the bound
- * before its entry ({@code questioned()}). The caller takes a fresh end of the snapshot topic and reads to it. If there
- * is a snapshot now, rules made from it replace these. If not, {@code ordinary(end)} with the {@code lastEntry()} of
- * the moment before that end was taken declares all entries up to it ordinary: copied properties. In a topic with
- * transactions nothing distinguishes a copied record from a late one, so it is hidden, as by every other reader; dead
- * letters lose these properties before they are stored (Copies).
+ * <p><b>Lost snapshots.</b> A topic gets a snapshot before its first transaction. So in an unregistered topic a record with
+ * an id, and a marker of transactions, stops the bound before its entry ({@code questioned()}). The caller takes a fresh
+ * end of the snapshot topic and reads to it. If there is a snapshot now, rules made from it replace these. If not, it was
+ * lost, or another program copied properties, and the bound stays: readers in Python refuse the topic then. Dead letters
+ * are no such records: they lose these properties before they are stored (Copies), or readers ignore them.
  *
  * <p><b>Memory</b>: aborted ids are bitmaps, suppressed messages are ranges of 16 bytes; {@code trim(firstLedger)}
  * forgets what only deleted ledgers need. Which transactions have ended is never forgotten above the low-water mark.
@@ -112,19 +110,17 @@ final class Rules implements Visitor {
         }
     }
 
-    private record Question(Place entry, Place before) { }
-
     private enum Phase { LOADING, UNREGISTERED, FOLDING, STOPPED }
 
     private final Map<Txn, Open> ongoing = new LinkedHashMap<>(); // in log order of their first records
     private final Map<Long, Coordinator> coordinators = new HashMap<>();
-    private final ArrayDeque<Question> questions = new ArrayDeque<>();
     final Hidden hidden = new Hidden();
     private final VisibleEntries visible = new VisibleEntries();
     private Phase phase = Phase.LOADING;
     private Place applied = NOTHING; // the last message applied: of a record set its last row
     private Place whole = NOTHING; // the last entry of which all is applied
     private Place until;
+    private Place questioned; // the last entry before a record that only a registered topic has
     private volatile Place bound = NOTHING;
     private volatile String stopped;
     private volatile Open oldest;
@@ -234,18 +230,7 @@ final class Rules implements Visitor {
     }
 
     boolean questioned() {
-        return !questions.isEmpty();
-    }
-
-    Place lastEntry() {
-        return whole;
-    }
-
-    void ordinary(Place end) {
-        while (!questions.isEmpty() && questions.peek().entry.compareTo(end) <= 0) {
-            questions.remove();
-        }
-        decide();
+        return questioned != null;
     }
 
     // The fold
@@ -273,7 +258,7 @@ final class Rules implements Visitor {
     private void decide() {
         Open open = ongoing.isEmpty() ? null : ongoing.values().iterator().next();
         oldest = open;
-        Place end = !questions.isEmpty() ? questions.peek().before : open != null ? open.before : whole;
+        Place end = questioned != null ? questioned : open != null ? open.before : whole;
         visible.decide(end, hidden::isAborted);
         if (until != null && whole.compareTo(until) < 0) {
             return; // the replay goes on
@@ -298,7 +283,7 @@ final class Rules implements Visitor {
             return;
         }
         if (phase == Phase.UNREGISTERED) {
-            question(at);
+            question();
         } else {
             accept(at, 1, txn, seq);
         }
@@ -335,26 +320,29 @@ final class Rules implements Visitor {
         }
         if (version != null && !version.equals(ONE)) {
             stop(at, "a message of version " + version + " of the protocol"); // rule 7
-        } else if (phase == Phase.UNREGISTERED && isOfTransaction(properties)) {
-            question(at);
+        } else if (phase == Phase.UNREGISTERED && isOfTransaction(properties, value)) {
+            question();
         } else if (properties.containsKey(MARKER)) {
             if (version == null || !properties.get(MARKER).equals(ONE) || value == null) {
                 throw new IllegalArgumentException("its properties are not those of a marker");
             }
-            marker(at, value.duplicate());
+            marker(at, Marker.read(value.duplicate()));
         } else {
             record(at, properties, version != null);
         }
     }
 
-    private void question(Place at) {
-        if (questions.isEmpty() || !questions.getLast().entry.equals(at.whole())) {
-            questions.add(new Question(at.whole(), whole));
-        }
+    private void question() {
+        questioned = questioned == null ? whole : questioned;
     }
 
-    private static boolean isOfTransaction(Map<String, String> properties) {
-        return properties.containsKey(TXN) || properties.containsKey(SEQ) || properties.containsKey(MARKER);
+    private static boolean isOfTransaction(Map<String, String> properties, ByteBuffer value) {
+        try {
+            return properties.containsKey(TXN) || properties.containsKey(MARKER)
+                    && (value == null || Marker.read(value.duplicate()).outcomes.length > 0);
+        } catch (RuntimeException damaged) {
+            return true;
+        }
     }
 
     private void record(Place at, Map<String, String> properties, boolean versioned) {
@@ -409,40 +397,48 @@ final class Rules implements Visitor {
     }
 
     /** The items of a marker are read whole before the first is applied: a marker counts as a whole or stops. */
-    private void marker(Place at, ByteBuffer in) {
-        long most = number(in), epoch = number(in), lowWaterMark = number(in);
-        int flag = in.get();
-        List<Long> least = numbers(in);
-        long size = number(in);
-        if (size < 0 || size > in.remaining()) {
-            throw new IllegalArgumentException("its outcomes are cut");
-        }
-        byte[] outcomes = new byte[(int) size];
-        in.get(outcomes);
-        List<Long> records = numbers(in);
-        if (in.hasRemaining() || least.size() != outcomes.length || records.size() != outcomes.length
-                || flag < 0 || flag > 1 || most < 0 || epoch < 0 || lowWaterMark < 0) {
-            throw new IllegalArgumentException("its fields contradict each other");
-        }
-        long sum = 0;
-        for (int i = 0; i < outcomes.length; i++) {
-            sum = Math.addExact(sum, least.get(i));
-            least.set(i, sum);
-            if (sum < 1 || outcomes[i] < 0 || outcomes[i] > 1 || records.get(i) < 0) {
-                throw new IllegalArgumentException("an item is out of range");
+    private record Marker(long most, long epoch, long lowWaterMark, boolean decided, List<Long> least, byte[] outcomes,
+            List<Long> records) {
+        static Marker read(ByteBuffer in) {
+            long most = number(in), epoch = number(in), lowWaterMark = number(in);
+            int flag = in.get();
+            List<Long> least = numbers(in);
+            long size = number(in);
+            if (size < 0 || size > in.remaining()) {
+                throw new IllegalArgumentException("its outcomes are cut");
             }
-        }
-        Coordinator coordinator = coordinators.computeIfAbsent(most, key -> new Coordinator());
-        if (flag == 1 || epoch >= coordinator.epoch) { // rule 4
+            byte[] outcomes = new byte[(int) size];
+            in.get(outcomes);
+            List<Long> records = numbers(in);
+            if (in.hasRemaining() || least.size() != outcomes.length || records.size() != outcomes.length
+                    || flag < 0 || flag > 1 || most < 0 || epoch < 0 || lowWaterMark < 0) {
+                throw new IllegalArgumentException("its fields contradict each other");
+            }
+            long sum = 0;
             for (int i = 0; i < outcomes.length; i++) {
-                end(at, coordinator, new Txn(most, least.get(i)), outcomes[i] == 1, records.get(i));
+                sum = Math.addExact(sum, least.get(i));
+                least.set(i, sum);
+                if (sum < 1 || outcomes[i] < 0 || outcomes[i] > 1 || records.get(i) < 0) {
+                    throw new IllegalArgumentException("an item is out of range");
+                }
+            }
+            return new Marker(most, epoch, lowWaterMark, flag == 1, least, outcomes, records);
+        }
+    }
+
+    private void marker(Place at, Marker marker) {
+        Coordinator coordinator = coordinators.computeIfAbsent(marker.most, key -> new Coordinator());
+        if (marker.decided || marker.epoch >= coordinator.epoch) { // rule 4
+            for (int i = 0; i < marker.outcomes.length; i++) {
+                Txn txn = new Txn(marker.most, marker.least.get(i));
+                end(at, coordinator, txn, marker.outcomes[i] == 1, marker.records.get(i));
             }
         }
-        if (lowWaterMark > coordinator.lowWaterMark) { // rule 5: after the items
-            coordinator.lowWaterMark = lowWaterMark;
-            coordinator.ended.removeUpTo(lowWaterMark);
+        if (marker.lowWaterMark > coordinator.lowWaterMark) { // rule 5: after the items
+            coordinator.lowWaterMark = marker.lowWaterMark;
+            coordinator.ended.removeUpTo(marker.lowWaterMark);
         }
-        coordinator.epoch = Math.max(coordinator.epoch, epoch);
+        coordinator.epoch = Math.max(coordinator.epoch, marker.epoch);
     }
 
     private void end(Place at, Coordinator coordinator, Txn txn, boolean committed, long records) {

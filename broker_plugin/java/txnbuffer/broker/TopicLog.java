@@ -297,20 +297,16 @@ final class TopicLog {
         applied = before;
     }
 
-    /** Records with properties of a transaction in a topic without a snapshot: is there one now? */
+    /** Records of a transaction in a topic without a snapshot: is there one now? If not, it was lost. */
     private void ask() {
         asking = true;
-        Place before = rules.lastEntry();
         snapshot().thenAcceptAsync(found -> {
+            if (found.kind() == Snapshot.Kind.NONE) {
+                throw new IllegalStateException("it has no snapshot, but records or markers of transactions");
+            }
             synchronized (this) {
                 asking = false;
-                if (found.kind() != Snapshot.Kind.NONE) {
-                    load();
-                } else {
-                    succeeded();
-                    rules.ordinary(before);
-                    publish();
-                }
+                load();
             }
         }, executor).exceptionally(error -> {
             again("its snapshot cannot be used", error, this::ask);

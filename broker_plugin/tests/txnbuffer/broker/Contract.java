@@ -84,9 +84,6 @@ public final class Contract {
             case "until":
                 rules.replayUntil(place(words, 1));
                 return state();
-            case "ordinary":
-                rules.ordinary(place(words, 1));
-                return state();
             case "trim":
                 firstLedger = Math.max(firstLedger, Long.parseLong(words[1]));
                 rules.trim(firstLedger);
