@@ -167,7 +167,7 @@ def test_nothing_at_all_is_missing():
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"version": "3"}, UnsupportedSnapshot),
+        ({"version": "4"}, UnsupportedSnapshot),
         ({"version": ""}, SnapshotDamaged),
         ({"kind": "part"}, SnapshotDamaged),
         ({"epoch": 7}, SnapshotDamaged),
