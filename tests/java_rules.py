@@ -26,7 +26,7 @@ from txnbuffer.recordset import pack, unpack
 
 ANSWERED = (
     *("entry", "delivered", "scan", "cut", "until", "all", "abort"),
-    *("read", "resume", "partition", "refusal", "shards"),
+    *("read", "resume", "partition", "refusal", "lacking", "shards"),
 )
 Indexes = list[int]
 Entry = tuple[tuple[int, int], Indexes]

@@ -66,6 +66,10 @@ def test_wheel_and_sdist_have_the_jar_if_it_was_built(tmp_path: Path, *, with_ja
     assert (jar in zipfile.ZipFile(wheel).namelist(), jar in in_sdist) == (with_jar, with_jar)
 
 
+def test_methods_that_a_broker_would_never_call_are_found(java: JavaRules) -> None:
+    assert java.answers(["lacking"]) == ["[StringReader.close, StringReader.gone]"]
+
+
 @pytest.mark.parametrize("name", ["Hidden", "Ids", "Rules", "Snapshot"])
 def test_rules_use_no_class_of_the_broker(name: str) -> None:
     text = (SOURCES / "txnbuffer" / "broker" / f"{name}.java").read_text()

@@ -19,6 +19,8 @@ import org.apache.pulsar.common.api.proto.CommandSubscribe.SubType;
 
 /** A reader of txnbuffer: it gets the log as it is, with markers and what is not decided, at once. */
 final class RawSubscription extends PersistentSubscription {
+    /** The method of a connection that asks a subscription for its topic, for the id of the last message there. */
+    static final String LAST_ID = "handleGetLastMessageId";
     private static final String NAME = "__txnbuffer";
     private static final String ROLES = "txnbufferRawRoles";
 
@@ -86,7 +88,7 @@ final class RawSubscription extends PersistentSubscription {
     /** ServerCnx asks a consumer's topic where it ends, and does not say who asked. */
     @Override
     public Topic getTopic() {
-        if (TxnTopic.calledBy("handleGetLastMessageId")) {
+        if (TxnTopic.calledBy(LAST_ID)) {
             ASKED.set(true);
         }
         return super.getTopic();

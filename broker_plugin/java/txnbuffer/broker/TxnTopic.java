@@ -36,6 +36,9 @@ import org.slf4j.LoggerFactory;
 
 /** A topic that dispatches only what is decided and visible, except to the readers of txnbuffer. */
 final class TxnTopic extends PersistentTopic {
+    /** The method of a connection that reads the last entry of a topic, for the id of its last message. */
+    static final String LAST_INDEX = "getLargestBatchIndexWhenPossible";
+
     private static final Logger LOG = LoggerFactory.getLogger(TxnTopic.class);
     private static final VisibleFilter FILTER = new VisibleFilter();
 
@@ -212,7 +215,7 @@ final class TxnTopic extends PersistentTopic {
     @Override
     public ManagedLedger getManagedLedger() {
         Last known = last;
-        return known != null && known.partial && calledBy("getLargestBatchIndexWhenPossible") ? rewriting(known.entry)
+        return known != null && known.partial && calledBy(LAST_INDEX) ? rewriting(known.entry)
                 : super.getManagedLedger();
     }
 

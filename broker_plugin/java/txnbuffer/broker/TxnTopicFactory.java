@@ -3,13 +3,18 @@ package txnbuffer.broker;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
+import java.lang.reflect.Method;
+import java.lang.reflect.Modifier;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Properties;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.stream.Stream;
 import org.apache.bookkeeper.mledger.ManagedLedger;
 import org.apache.pulsar.PulsarVersion;
 import org.apache.pulsar.broker.ServiceConfiguration;
 import org.apache.pulsar.broker.service.BrokerService;
+import org.apache.pulsar.broker.service.ServerCnx;
 import org.apache.pulsar.broker.service.Topic;
 import org.apache.pulsar.broker.service.TopicFactory;
 import org.apache.pulsar.broker.service.persistent.PersistentTopic;
@@ -29,6 +34,13 @@ public final class TxnTopicFactory implements TopicFactory {
      */
     static final String ANNOUNCED = String.join(",", "txnbuffer.plugin:version=" + BUILT.getProperty("version"),
             "protocol=" + Rules.ONE, "end=" + newest(Snapshot.ENDS), "part=" + newest(Snapshot.PARTS));
+
+    /** What this broker lacks of the methods that the plug-in overrides or knows by name; 4.0.2 lacks one. */
+    private static final List<String> LACKING = Stream.concat(
+            Stream.of(TxnTopic.class, RawSubscription.class).flatMap(TxnTopicFactory::overridingNothing),
+            Stream.of(TxnTopic.LAST_INDEX, RawSubscription.LAST_ID).filter(name ->
+                    Arrays.stream(ServerCnx.class.getDeclaredMethods()).noneMatch(one -> one.getName().equals(name))))
+            .toList();
 
     private final AtomicBoolean announced = new AtomicBoolean();
 
@@ -57,6 +69,10 @@ public final class TxnTopicFactory implements TopicFactory {
             return "the broker plug-in was built for Pulsar " + builtFor + "x, and this is " + version
                     + ": install the jar for this version, or remove topicFactoryClassName from broker.conf";
         }
+        if (!LACKING.isEmpty()) {
+            return "Pulsar " + version + " lacks methods that the broker plug-in needs (" + String.join(", ", LACKING)
+                    + "): use a later release of Pulsar " + builtFor + "x, such as 4.0.8";
+        }
         if (conf.isTransactionCoordinatorEnabled()) {
             return "transactionCoordinatorEnabled=true, but Pulsar's own transactions do not go together with the "
                     + "broker plug-in: set it to false in broker.conf";
@@ -65,6 +81,22 @@ public final class TxnTopicFactory implements TopicFactory {
             return "set allowOverrideEntryFilters=true in broker.conf: without it brokers do not ask topics for filters";
         }
         return null;
+    }
+
+    /** The methods of a class for its super class that this does not have, so that the broker would never call them. */
+    static Stream<String> overridingNothing(Class<?> own) {
+        return Arrays.stream(own.getDeclaredMethods())
+                .filter(one -> Modifier.isPublic(one.getModifiers()) || Modifier.isProtected(one.getModifiers()))
+                .filter(one -> !one.isSynthetic() && !isDeclared(own.getSuperclass(), one))
+                .map(one -> own.getSuperclass().getSimpleName() + "." + one.getName()).distinct().sorted();
+    }
+
+    private static boolean isDeclared(Class<?> type, Method wanted) {
+        return type != null && (Arrays.stream(type.getDeclaredMethods()).anyMatch(one ->
+                one.getName().equals(wanted.getName())
+                        && Arrays.equals(one.getParameterTypes(), wanted.getParameterTypes())
+                        && !Modifier.isPrivate(one.getModifiers()))
+                || isDeclared(type.getSuperclass(), wanted));
     }
 
     private static String newest(List<String> versions) {

@@ -119,6 +119,8 @@ public final class Contract {
                 conf.setTransactionCoordinatorEnabled(Boolean.parseBoolean(words[2]));
                 conf.setAllowOverrideEntryFilters(Boolean.parseBoolean(words[3]));
                 return String.valueOf(TxnTopicFactory.refusal(words[1], conf));
+            case "lacking": // of an implementation of a reader, as of classes that a broker would extend
+                return TxnTopicFactory.overridingNothing(Lacking.class).toList().toString();
             case "shards":
                 return "" + Snapshot.shards(words[1].equals("-") ? null : text(words[1]), Integer.parseInt(words[2]));
             default:
@@ -323,5 +325,35 @@ public final class Contract {
 
     private static String text(String word) {
         return new String(bytes(word), StandardCharsets.UTF_8);
+    }
+
+    /** It overrides methods, and has others that its super class does not know. */
+    private static class Lacking extends java.io.StringReader {
+        Lacking() {
+            super("");
+        }
+
+        @Override
+        public void close() {
+            super.close();
+        }
+
+        @Override
+        public String toString() {
+            return "";
+        }
+
+        @Override
+        public int read(char[] into) {
+            return 0;
+        }
+
+        public void close(boolean really) { }
+
+        protected void gone() { }
+
+        void own() { }
+
+        private void hidden() { }
     }
 }
