@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from pair_parts import Engine, LockServer, LoopTransport, MemoryDisk, MemoryLock, MemoryStore, Net, node_of
 
-from broker_io.environment import current
-from broker_io.errors import AppendUnknown, CallerError, Closed, DiskFailed, LockUnavailable, NotInSync, NotLive
-from broker_io.filelog.log.records import LogRecord, Mark, make_record
+from broker_io.errors import (
+    AppendUnknown,
+    CallerError,
+    Closed,
+    DiskFailed,
+    LockUnavailable,
+    NotInSync,
+    NotLive,
+    PeerError,
+)
+from broker_io.filelog.log.records import LogRecord
 from broker_io.filelog.pair.port import CopyChunk
-from broker_io.filelog.pair.sender import PeerSender
 from broker_io.filelog.pair.status import status_of
 from broker_io.filelog.replication.lease import Terms
 from broker_io.filelog.replication.lock import NO_RECORD
 from broker_io.filelog.replication.member import Peer, PeerStage, Settings
-from broker_io.filelog.replication.messages import Records, SendMessage, SendStored, SessionEnded
+from broker_io.filelog.replication.messages import Records, SessionEnded
 from broker_io.testing.contract.base import eventually as until
 
 MS = 1_000_000
@@ -550,14 +557,50 @@ def test_commit_index_is_written_once_nothing_follows(pair: Pair) -> None:
 
 def test_copy_waits_until_the_backup_has_ended_applying(pair: Pair) -> None:
     begun(pair)
-    apply, going, held = pair.b.store.apply, threading.Event(), threading.Event()
+    with copy_within_apply(pair, pair.b.store.apply):
+        time.sleep(0.2)
+        assert pair.b.disk.journal
+    until(lambda: pair.follows(pair.a, pair.b))
+    assert pair.a.disk.copies == 1
+
+
+def test_copy_ends_the_attempts_of_the_backup_to_apply(pair: Pair) -> None:
+    """What it lacks can't be fetched over a link that waits for the end of this."""
+    begun(pair)
+    with copy_within_apply(pair, raising(PeerError("there is no link"))):
+        pass
+    until(lambda: not pair.b.disk.partial)
+    del pair.b.store.apply
+    until(lambda: pair.follows(pair.a, pair.b))
+
+
+def test_backup_whose_disk_fails_while_a_copy_comes_can_be_closed(pair: Pair) -> None:
+    begun(pair)
+    with copy_within_apply(pair, raising(DiskFailed("/b: an I/O error"))):
+        pass
+    until(lambda: pair.b.node.failure is not None)
+    pair.b.node.close()
+    assert str(pair.b.node.failure) == "/b: an I/O error"
+
+
+def raising(error: Exception) -> Callable[[int], None]:
+    def raise_it(_: int) -> None:
+        raise error
+
+    return raise_it
+
+
+@contextlib.contextmanager
+def copy_within_apply(pair: Pair, apply: Callable[[int], None]) -> Iterator[None]:
+    """A copy waits until the backup has applied a record, which goes on after the block."""
+    going, held = threading.Event(), threading.Event()
 
     def slow(lsn: int) -> None:
         held.set()
         going.wait(120)
         apply(lsn)
 
-    pair.b.store.apply = slow  # type: ignore[method-assign]  # a slow one
+    pair.b.store.apply = slow
     pair.a.engine.append(b"x")
     assert held.wait(60)
     pair.net.cut = True
@@ -567,82 +610,9 @@ def test_copy_waits_until_the_backup_has_ended_applying(pair: Pair) -> None:
     pair.a.store.checkpoint()
     until(lambda: not pair.a.disk.journal)
     pair.net.cut = False
-    until(lambda: pair.b.disk.partial)
-    time.sleep(0.2)
-    assert pair.b.disk.journal
+    until(lambda: pair.b.node._applies._unwanted)
+    yield
     going.set()
-    until(lambda: pair.follows(pair.a, pair.b))
-    assert pair.a.disk.copies == 1
-
-
-class RecordedLink:
-    """A link that keeps what is sent."""
-
-    number = 7
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-        self.closed = False
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def send_copy(self, begin: Any, copy: Any) -> None:
-        self.sent.append(begin)
-        copy.close()
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class SlowStore:
-    """Reads records as soon as `going`."""
-
-    def __init__(self) -> None:
-        self.going = threading.Event()
-
-    def read(self, first: int, last: int) -> Iterator[LogRecord]:
-        assert self.going.wait(60)
-        before = Mark(1, first, 0)
-        for _ in range(first, last):
-            record = make_record(before, 1, 0, b"x" * 600_000)
-            yield record
-            before = record.mark
-
-
-def test_messages_are_sent_after_the_records_that_are_read_for_the_link_before_them() -> None:
-    threads, mutex, link, store, durable = current().threads, current().threads.lock(), RecordedLink(), SlowStore(), [0]
-    failures: list[Exception] = []
-    problems: list[tuple[int, str]] = []
-    sender = PeerSender(
-        threads,
-        mutex,
-        store,  # type: ignore[arg-type]  # has what is used
-        lambda: durable[0],
-        failures.append,
-        lambda number, why: problems.append((number, why)),
-    )
-    thread = threading.Thread(target=sender.run, daemon=True)
-    thread.start()
-    template = Records(1, b"a1", (), 3)
-    with mutex:
-        sender.up(link)
-        for effect in (SendMessage(7, "one"), SendStored(7, template, 0, 5), SendMessage(7, "two"), SendMessage(6, "")):  # type: ignore[arg-type]  # has what is used
-            sender.send(effect)
-    store.going.set()
-    time.sleep(0.1)
-    assert link.sent == ["one"]  # records that are not durable yet can't be read
-    durable[0] = 5
-    sender.synced()
-    until(lambda: len(link.sent) == 5)
-    assert link.sent[0] == "one"
-    assert link.sent[-1] == "two"
-    assert [record.lsn for message in link.sent[1:-1] for record in message.records] == [1, 2, 3, 4, 5]
-    sender.close()
-    thread.join()
-    assert link.closed
-    assert not failures
-    assert not problems
 
 
 def test_what_comes_over_an_ended_link_counts_no_more(pair: Pair) -> None:

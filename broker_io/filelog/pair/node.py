@@ -185,6 +185,7 @@ class PairNode:
                 loop()
             except Exception as error:
                 self.failed(error)
+                self._applies.close()  # nobody may wait for a task that its thread has left
 
         return run
 

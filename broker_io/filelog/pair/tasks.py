@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from broker_io.environment import Mutex, Thread, Threads
-from broker_io.errors import Damaged, DiskFailed, DiskFull, LockUnavailable, TooManyFiles
+from broker_io.errors import Closed, Damaged, DiskFailed, DiskFull, LockUnavailable, TooManyFiles
 from broker_io.filelog.log.records import LogRecord, Mark, Store
 from broker_io.filelog.pair.port import CopyChunk, CopyReceiver, PairLock, PairStore
 from broker_io.filelog.replication.member import PairMember, Step
@@ -61,7 +61,7 @@ class TaskQueue(Generic[T]):
         self._changed = threads.condition()
         self._tasks: deque[T] = deque()
         self._held = self._busy = self._closed = self._finished = False
-        self._dropped = 0
+        self._unwanted = False
 
     def put(self, task: T, replaces: Callable[[T], bool] | None = None) -> None:
         """Add a task, in place of those for which `replaces` is true."""
@@ -79,7 +79,7 @@ class TaskQueue(Generic[T]):
             self._changed.wait_for(lambda: self._closed or self._finished or (self._tasks and not self._held))
             if self._closed or not self._tasks:
                 return None
-            self._busy = True
+            self._busy, self._unwanted = True, False
             return self._tasks.popleft()
 
     def hold(self, held: bool) -> None:
@@ -90,8 +90,7 @@ class TaskQueue(Generic[T]):
     def pause(self, seconds: float) -> bool:
         """Wait within a task before another attempt; whether the task is still wanted."""
         with self._changed:
-            dropped = self._dropped
-            return not self._changed.wait_for(lambda: self._closed or self._dropped > dropped, seconds)
+            return not self._changed.wait_for(lambda: self._closed or self._unwanted, seconds)
 
     def wait_idle(self) -> None:
         """Wait until the present task has ended."""
@@ -99,12 +98,17 @@ class TaskQueue(Generic[T]):
             self._changed.wait_for(lambda: self._closed or not self._busy)
 
     def drop(self) -> None:
-        """Forget all tasks, and wait until the present one has ended, and until it is held no more."""
+        """Forget all tasks, and wait until the present one has ended, and until it is held no more.
+
+        Raises Closed once the queue is closed: what the thread was doing may not be done.
+        """
         with self._changed:
-            self._dropped += 1
+            self._unwanted = True
             self._tasks.clear()
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._closed or not (self._busy or self._held))
+            if self._closed:
+                raise Closed("the node of the pair was closed: open the log again")
 
     def finish(self) -> None:
         """Let the thread end once it has done all tasks."""
