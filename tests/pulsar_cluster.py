@@ -42,6 +42,7 @@ from broker_plugin.build import build
 IMAGE = "apachepulsar/pulsar:4.0.8"
 WAYS = ("url", "testcontainers", "standalone")
 _STARTED: list[Standalone] = []  # reserves the ports until this process ends
+PLUG_IN = os.environ.get("PULSAR_PLUG_IN") == "1"
 NATIVE = "transactionCoordinatorEnabled=true"
 REMEDY = "set TXNBUFFER_PULSAR_URL to a cluster, or start a Docker engine, or install Maven and Java 17"
 
@@ -145,7 +146,7 @@ def make_standalone(
     files: Mapping[str, str] | None = None,
     jar: Path | None = None,
 ) -> Standalone:
-    if jar is None and os.environ.get("PULSAR_PLUG_IN") == "1" and NATIVE not in settings:
+    if jar is None and PLUG_IN and NATIVE not in settings:
         jar = build(directory / "txnbuffer-broker.jar")
         settings = [*settings, *(f"{name}={value}" for name, value in PLUG_IN_SETTINGS.items())]
     if way == "testcontainers":
