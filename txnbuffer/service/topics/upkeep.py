@@ -173,8 +173,9 @@ class PlugInChecks:
         try:
             asked = await asyncio.to_thread(plug_ins_of, broker)
         except NotAuthorized as error:
-            if await asyncio.to_thread(_sees_plug_in, broker, [*self._topics.by_name][:SEEN_TOPICS]):
-                self._topics.manager.raw = True
+            seen = await asyncio.to_thread(_sees_plug_in, broker, self._topics.manager.topics[:SEEN_TOPICS])
+            if seen is not None:
+                self._topics.manager.raw = seen
             self.problem = PlugInMissing(f"{error}, to ask brokers for the plug-in") if self._required else None
         except Error as error:  # the last answers remain
             self.problem = self.problem or (error if self._required and not self.found.brokers else None)
@@ -186,13 +187,15 @@ class PlugInChecks:
             self.problem = self.found.lacking if wanted else None
 
 
-def _sees_plug_in(broker: PlugInBroker, names: list[str]) -> bool:
-    """Whether the broker of a topic says something of it."""
+def _sees_plug_in(broker: PlugInBroker, names: list[str]) -> bool | None:
+    """Whether the broker of a topic with transactions says something of it; None if none answers."""
+    seen: bool | None = None
     for name in names:
         with contextlib.suppress(Error):
             if broker.plug_in_state(name):
                 return True
-    return False
+            seen = False
+    return seen
 
 
 LOOK = 5.0
