@@ -111,10 +111,11 @@ def by_key(pairs: list[Pair]) -> dict[bytes | None, list[bytes]]:
     return found
 
 
-async def committed(client: Client, topic: str) -> list[Pair]:
+async def committed(client: Client, topic: str, count: int = 0) -> list[Pair]:
+    """What the committed reader gets: at least `count` records, and what comes in a moment more."""
     rows: list[Pair] = []
     async with await client.reader(topic) as reader:
-        while batch := await reader.read(timeout=3.0):
+        while batch := await reader.read(timeout=LONG if len(rows) < count else QUIET if count else 3.0):
             rows += [(record.key, record.value or b"") for record in batch]
     return rows
 

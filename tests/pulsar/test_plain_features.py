@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import os
 import random
@@ -22,6 +23,7 @@ from pulsar_cluster import Cluster
 
 from broker_io.standalone import Standalone, ask
 from broker_plugin.build import SOURCES, compile_into, pack
+from txnbuffer import Client
 
 BROKER = [
     *SETTINGS,
@@ -38,7 +40,9 @@ entryFilterClass: ClusterFilter
 """
 
 
-LANGUAGES = ["java", *(["go"] if os.environ.get("SOAK") == "full" else [])]
+FULL = os.environ.get("SOAK") == "full"
+LANGUAGES = ["java", *(["go"] if FULL else [])]
+CODECS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +102,7 @@ def send_entry(
 async def test_batches_of_each_compression_are_rewritten(world: World) -> None:
     late = await ended(world, "codecs")
     wanted = [b"start"]
-    for codec in ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"):
+    for codec in CODECS:
         kind = getattr(pulsar.CompressionType, codec)
         wanted += send_entry(world, "codecs", late, "-a-bc-", codec, compression_type=kind)
     for kind in ("Exclusive", "Shared", "reader"):
@@ -107,6 +111,13 @@ async def test_batches_of_each_compression_are_rewritten(world: World) -> None:
 
 def subscription(world: World, topic: str, name: str) -> dict[str, Any]:
     return dict(ask(world.broker.admin, f"persistent/{world.namespace}/{topic}/stats")["subscriptions"][name])
+
+
+def rest(reader: pulsar.Reader) -> list[pulsar.Message]:
+    found = []
+    while reader.has_message_available():
+        found.append(reader.read_next(60_000))
+    return found
 
 
 def take(consumer: pulsar.Consumer, wanted: list[bytes], acknowledged: slice = slice(None)) -> None:
@@ -154,24 +165,18 @@ async def test_seeks_and_ends_are_those_of_what_is_visible(world: World) -> None
     send_entry(world, "seeks", late, "--", "hidden-")
     reader = world.pulsar.create_reader(world.topic("seeks"), pulsar.MessageId.earliest)
 
-    def rest() -> list[pulsar.Message]:
-        found = []
-        while reader.has_message_available():
-            found.append(reader.read_next(60_000))
-        return found
-
-    everything = rest()
+    everything = rest(reader)
     assert [one.data() for one in everything] == [b"start", *first, *second]
     reader.seek(between)
-    assert [one.data() for one in rest()] == second
+    assert [one.data() for one in rest(reader)] == second
     for at, message in enumerate(everything):
         reader.seek(message.message_id())
-        assert [one.data() for one in rest()] == [one.data() for one in everything[at + 1 :]], at
+        assert [one.data() for one in rest(reader)] == [one.data() for one in everything[at + 1 :]], at
     reader.seek(pulsar.MessageId.latest)
-    assert not rest()
+    assert not rest(reader)
     reader.close()
     reader = world.pulsar.create_reader(world.topic("seeks"), pulsar.MessageId.latest)
-    assert not rest()
+    assert not rest(reader)
     async with world.client() as client, client.transaction() as txn:
         await txn.send("seeks", b"next")
     last = reader.read_next(60_000)
@@ -318,7 +323,7 @@ async def test_dead_letters_in_a_topic_with_transactions_are_ordinary_records(wo
         copied = plain.properties[1]
         assert {name for name in copied if name.startswith("tb.")} == {"tb.v"}
         assert copied["mine"] == "1"
-        assert await committed(client, dead) == plain.got
+        assert await committed(client, dead, 2) == plain.got
 
 
 async def test_dead_letters_that_are_sent_back_are_ordinary_records(world: World) -> None:
@@ -338,7 +343,7 @@ async def test_dead_letters_that_are_sent_back_are_ordinary_records(world: World
     plain = Plain(world, "redriven", "Shared")
     assert values(await asyncio.to_thread(plain.read, len(wanted))) == wanted
     async with world.client() as client:
-        assert await committed(client, "redriven") == plain.got
+        assert await committed(client, "redriven", len(wanted)) == plain.got
 
 
 async def test_large_and_encrypted_messages_arrive_whole(world: World, tmp_path: Path) -> None:
@@ -364,6 +369,104 @@ async def test_large_and_encrypted_messages_arrive_whole(world: World, tmp_path:
         crypto_key_reader=secret["crypto_key_reader"],
     )  # fmt: skip
     await asyncio.to_thread(take, consumer, [*wanted, b"single"])
+
+
+class AnyUse:
+    """Random entries and transactions in a topic, and random use of it by a Shared consumer and readers."""
+
+    def __init__(self, world: World, client: Client, topic: str, late: dict[str, str], seed: int) -> None:
+        self.world, self.client, self.topic, self.late = world, client, topic, late
+        self.chance = random.Random(seed)
+        self.wanted = [b"start"]
+        self.got: set[bytes] = set()
+        self.consumer = self.subscribe()
+
+    def subscribe(self) -> pulsar.Consumer:
+        return self.world.pulsar.subscribe(
+            self.world.topic(self.topic), "any", consumer_type=pulsar.ConsumerType.Shared,
+            initial_position=pulsar.InitialPosition.Earliest, batch_index_ack_enabled=True,
+            negative_ack_redelivery_delay_ms=100, receiver_queue_size=self.chance.choice([1, 5, 100]),
+        )  # fmt: skip
+
+    async def batch(self) -> None:
+        pattern = "".join(self.chance.choice("-ab") for _ in range(self.chance.randint(1, 9)))
+        kind = getattr(pulsar.CompressionType, self.chance.choice(CODECS))
+        name = f"{len(self.wanted)}-"
+        arguments = (self.world, self.topic, self.late, pattern, name)
+        self.wanted += await asyncio.to_thread(send_entry, *arguments, compression_type=kind)
+
+    async def transactions(self) -> None:
+        """Two with records in the same batches, of which one aborts."""
+        kept, gone = [await self.client.transaction(timeout=120).begin() for _ in range(2)]
+        values = [b"%d-%d" % (len(self.wanted), number) for number in range(5)]
+        await asyncio.gather(*(txn.send(self.topic, value, key=b"k") for value in values for txn in (kept, gone)))
+        await gone.abort()
+        await kept.commit()
+        self.wanted += values
+        await until(lambda: read_to_end(self.world, self.topic) == len(self.wanted))
+
+    async def take(self) -> None:
+        for _ in range(self.chance.randint(1, 30)):
+            try:
+                message = await asyncio.to_thread(self.consumer.receive, 300)
+            except pulsar.Timeout:
+                return
+            self.got.add(message.data())
+            if self.chance.random() < 0.7:
+                self.consumer.acknowledge(message)
+            elif self.chance.random() < 0.5:
+                self.consumer.negative_acknowledge(message)
+
+    async def reconnect(self) -> None:
+        self.consumer.close()
+        self.consumer = self.subscribe()
+
+    async def unload(self) -> None:
+        await asyncio.to_thread(self.world.unload, self.topic)
+
+    async def read(self) -> None:
+        await asyncio.to_thread(self.read_now)
+
+    def read_now(self) -> None:
+        """Read all, then again from one of the messages on, with the same reader and with a new one."""
+        topic = self.world.topic(self.topic)
+        reader = self.world.pulsar.create_reader(topic, pulsar.MessageId.earliest)
+        everything = rest(reader)
+        assert [one.data() for one in everything] == self.wanted
+        at = self.chance.randrange(len(everything))
+        place = everything[at].message_id()
+        reader.seek(place)
+        another = self.world.pulsar.create_reader(topic, place)
+        for each in (reader, another):
+            assert [one.data() for one in rest(each)] == self.wanted[at + 1 :]
+            each.close()
+
+    async def finish(self) -> None:
+        await self.reconnect()
+        while self.got != {*self.wanted}:
+            message = await asyncio.to_thread(self.consumer.receive, 60_000)
+            self.got.add(message.data())
+            self.consumer.acknowledge(message)
+        await self.reconnect()
+        await until(self.is_empty)
+
+    def is_empty(self) -> bool:
+        with contextlib.suppress(pulsar.Timeout):
+            self.consumer.acknowledge(self.consumer.receive(100))
+        return bool(subscription(self.world, self.topic, "any")["msgBacklog"] == 0)
+
+
+async def test_any_use_of_a_topic(world: World) -> None:
+    seed = time.time_ns() % 10**6 if FULL else 1
+    print("seed", seed)
+    late = await ended(world, "any")
+    async with world.client() as client:
+        use = AnyUse(world, client, "any", late, seed)
+        steps = [use.batch, use.batch, use.transactions, use.take, use.take, use.reconnect, use.unload, use.read]
+        for _ in range(1000 if FULL else 30):
+            await use.chance.choice(steps)()
+        await use.finish()
+        assert values(await committed(client, "any", len(use.wanted))) == use.wanted
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
