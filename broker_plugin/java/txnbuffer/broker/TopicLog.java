@@ -299,7 +299,10 @@ final class TopicLog {
 
     /** Records of a transaction in a topic without a snapshot: is there one now? If not, it was lost. */
     private void ask() {
-        asking = true;
+        asking = rules != null && rules.questioned(); // not if the log was loaded anew since the last attempt
+        if (!asking) {
+            return;
+        }
         snapshot().thenAcceptAsync(found -> {
             if (found.kind() == Snapshot.Kind.NONE) {
                 throw new IllegalStateException("it has no snapshot, but records or markers of transactions");
