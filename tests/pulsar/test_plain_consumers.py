@@ -264,6 +264,12 @@ async def test_partitions_have_what_committed_readers_get(world: World) -> None:
         wanted = await committed(client, "parts")
         got = await asyncio.to_thread(Plain(world, "parts", "Exclusive").read, len(wanted))
         assert by_key(got) == by_key(wanted)
+        for number in range(3):
+            found = await asyncio.to_thread(verify_plain, world, f"parts-partition-{number}")
+            assert (found.returncode, json.loads(found.stdout)) == (0, []), found
+        found = await asyncio.to_thread(verify_plain, world, "parts")
+        assert (found.returncode, found.stdout) == (2, "")
+        assert "name one of its partitions, such as 'parts-partition-0'" in found.stderr
 
 
 @pytest.mark.parametrize("kind", ["Shared", "Exclusive"])
