@@ -1,8 +1,12 @@
-"""Plain consumers of a topic with Pulsar's Python client, with the arguments and the output of PlainConsumer.java."""
+"""Plain consumers of a topic with Pulsar's Python client, with the arguments and the output of PlainConsumer.java.
+
+Calls have a timeout: without one, the client library returned messages of one batch in another order at times.
+"""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import sys
 import threading
@@ -10,6 +14,8 @@ from typing import Any
 
 import pulsar
 
+WAIT = 10_000
+"""Milliseconds."""
 printing = threading.Lock()
 
 
@@ -24,7 +30,8 @@ def show(kind: str, message: Any) -> None:
 def read(client: pulsar.Client, topic: str) -> None:
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     while True:
-        show("reader", reader.read_next())
+        with contextlib.suppress(pulsar.Timeout):
+            show("reader", reader.read_next(WAIT))
 
 
 def consume(client: pulsar.Client, topic: str, kind: str) -> None:
@@ -33,9 +40,10 @@ def consume(client: pulsar.Client, topic: str, kind: str) -> None:
         initial_position=pulsar.InitialPosition.Earliest,
     )  # fmt: skip
     while True:
-        message = consumer.receive()
-        show(kind, message)
-        consumer.acknowledge(message)
+        with contextlib.suppress(pulsar.Timeout):
+            message = consumer.receive(WAIT)
+            show(kind, message)
+            consumer.acknowledge(message)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 The rig of `cluster_soak`: an active service and a standby, writers of transactions, of which some abort and some stay
 open for seconds, and our readers. There are also processes with Pulsar's Python and Java clients, and the Go client if
 `go` is on the path, each with a consumer of every type and a reader. Topics are unloaded; broker, services, writers and
-consumers are killed. With `--brokers 2` topic and snapshots move between brokers, and the owner of the topic is killed.
+consumers are killed. With `--brokers 2` topic and snapshots move between brokers, whose owner is killed or paused.
 At the end each consumer must have what our reader returns, in the same order (of each key for Key_Shared); a message
 may come twice only if there was an unload, a move or a kill in between. Prints one JSON object; exit code 1 if
 something differs. `--without-plug-in` must fail.
@@ -31,17 +31,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from cluster_soak import Report, Soak, play, private_broker, run_script
+from cluster_soak import Report, Soak, play, private_broker, run_script, wait_until
 from foreign_consumers import ForeignConsumers, Repeat, go_command, java_command, python_command
-from several_brokers import SESSION_SECONDS, Brokers, several_brokers
+from several_brokers import SESSION_SECONDS, Brokers, MemberBroker, several_brokers
 from soak_check import TOPICS
 
 from broker_io.standalone import Standalone, ask
 from broker_plugin.build import build
 
 PLUG_IN = ["topicFactoryClassName=txnbuffer.broker.TxnTopicFactory", "allowOverrideEntryFilters=true"]
-EVENTS = ("unload", "kill_broker", "kill_active", "stop_writer", "kill_consumers", "unload", "kill_both", "kill_writer")
-MOVES = (*EVENTS, "move", "move", "move_snapshots")
+EVENTS = (
+    *("unload", "kill_broker", "kill_active", "stop_writer", "kill_consumers", "unload", "kill_both", "kill_writer"),
+    "make_zombie",
+)
+MOVES = (*EVENTS, "move", "move", "move_snapshots", "pause_broker")
 """With several brokers."""
 CATCH_UP = 120.0
 """Seconds in which a consumer must have everything, on a busy machine."""
@@ -123,17 +126,31 @@ class PlainSoak(Soak):
         self._move(f"{self.namespace}/__txnbuffer_snapshots")
 
     def _kill_broker(self) -> None:
-        """Kill the owner of the topic; of several, one that is not the first one, which has the admin interface."""
         if isinstance(self._broker, Brokers):
-            if self._broker.owner(self.topic) is self._broker.members[0]:
-                self._move()
-            owner = self._broker.owner(self.topic)
+            owner = self._mortal_owner()
             self.report.broker_kills += 1
             owner.kill()
             time.sleep(self._random.uniform(0.0, 2.0 * SESSION_SECONDS))
             owner.start()
         else:
             super()._kill_broker()
+
+    def _pause_broker(self) -> None:
+        """Pause the owner of the topic until another broker owns it, then let it continue."""
+        assert isinstance(self._broker, Brokers)
+        owner = self._mortal_owner()
+        self.report.zombies += 1
+        owner.pause()
+        wait_until(lambda: self._broker.owner(self.topic) is not owner, "the topic stays on a paused broker")
+        time.sleep(self._random.uniform(0.0, 5.0))
+        owner.resume()
+
+    def _mortal_owner(self) -> MemberBroker:
+        """The owner of the topic, which moves if it is the first broker: that one has the admin interface."""
+        assert isinstance(self._broker, Brokers)
+        if self._broker.owner(self.topic) is self._broker.members[0]:
+            self._move()
+        return self._broker.owner(self.topic)
 
     def _kill_consumers(self) -> None:
         self.report.consumer_kills += 1
@@ -174,7 +191,9 @@ def difference(kind: str, got: Sequence[bytes], wanted: Sequence[bytes]) -> str:
         keys, others = _by_key(got), _by_key(wanted)
         return next((f"other order of {key!r}: {keys[key]}" for key in others if keys[key] != others[key]), "")
     first = next((at for at, (one, other) in enumerate(zip(got, wanted, strict=True)) if one != other), None)
-    return "" if first is None else f"other order from {first} on: {got[first : first + SHOWN]}"
+    if first is None:
+        return ""
+    return f"other order from {first} on: {got[first : first + SHOWN]}, not {wanted[first : first + SHOWN]}"
 
 
 def _without(values: Iterable[bytes], others: Iterable[bytes]) -> list[bytes]:
