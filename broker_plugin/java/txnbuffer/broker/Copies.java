@@ -65,16 +65,13 @@ final class Copies {
             SingleMessageMetadata single = new SingleMessageMetadata();
             for (int i = 0, n = metadata.getNumMessagesInBatch(); i < n; i++) {
                 ByteBuf value = Commands.deSerializeSingleMessageInBatch(payload, single, i, n);
-                SingleMessageMetadata stored = single;
-                if (isCopy(single.getPropertiesList())) {
-                    found = true;
-                    SingleMessageMetadata changed = new SingleMessageMetadata().copyFrom(single).clearProperties();
-                    single.getPropertiesList().stream().filter(Copies::stays)
-                            .forEach(pair -> changed.addProperty().copyFrom(pair));
-                    stored = changed;
+                try {
+                    boolean copy = isCopy(single.getPropertiesList());
+                    found |= copy;
+                    Commands.serializeSingleMessageInBatchWithPayload(copy ? ordinary(single) : single, value, packed);
+                } finally {
+                    value.release();
                 }
-                Commands.serializeSingleMessageInBatchWithPayload(stored, value, packed);
-                value.release();
             }
             if (!found) {
                 return null;
@@ -89,6 +86,12 @@ final class Copies {
                 compressed.release();
             }
         }
+    }
+
+    private static SingleMessageMetadata ordinary(SingleMessageMetadata copy) {
+        SingleMessageMetadata changed = new SingleMessageMetadata().copyFrom(copy).clearProperties();
+        copy.getPropertiesList().stream().filter(Copies::stays).forEach(pair -> changed.addProperty().copyFrom(pair));
+        return changed;
     }
 
     private static boolean isCopy(List<KeyValue> properties) {
