@@ -374,6 +374,7 @@ async def test_difference_without_the_plug_in(cluster: Cluster) -> None:
             found = await asyncio.to_thread(verify_plain, plain_world, "orders")
             assert found.returncode == 1
             assert "extra" in {one["what"] for one in json.loads(found.stdout)}
+            assert "its broker has no plug-in: run txnbuf plugin check" in found.stderr
     finally:
         plain_world.close()
         cluster.drop(plain_world.namespace)

@@ -9,6 +9,7 @@ import click
 
 from broker_io.environment import current
 from broker_io.permissions import exposure
+from broker_io.port import PlugInBroker
 from snapshots.format import check_data_topic
 from snapshots.shard_count import owner_of, shards_of, snapshot_topic_of
 from snapshots.shards import Shard
@@ -66,10 +67,16 @@ def _verify_plain(log: LogAddress, topic: str | None, output: str) -> NoReturn:
     check_data_topic(topic)
     with log.open_for_reading() as broker:
         found = verify_plain(broker, topic)
+        state = broker.plug_in_state(topic) if found.different and isinstance(broker, PlugInBroker) else {}
     show_rows([one._asdict() for one in found.differences], output, empty="no differences")
     records = counted(found.records, "committed record")
     wrong = f"plain consumers do not get the {records} of {topic}, in {counted(found.different, 'place')} of the log"
     narrate(wrong if found.different else f"plain consumers get the {records} of {topic}, and nothing else")
+    if found.different:
+        said = ", ".join(f"{name} {value}" for name, value in state.items())
+        narrate(
+            f"the plug-in of its broker says: {said}" if said else "its broker has no plug-in: run txnbuf plugin check"
+        )
     sys.exit(1 if found.different else 0)
 
 
