@@ -171,7 +171,10 @@ def test_process_is_identified_by_pid_and_start_time(tmp_path: Path) -> None:
 
 
 def test_all_files_name_one_version_of_pulsar() -> None:
-    named = ("docker/compose.yaml", "docker/distribution.sh", "docker/engine.sh", "tests/pulsar_cluster.py")
+    named = (
+        *("broker_plugin/build.py", "docker/compose.yaml", "docker/distribution.sh", "docker/engine.sh"),
+        "tests/pulsar_cluster.py",
+    )
     found = [re.findall(r"(?<![\d.])\d+\.\d+\.\d+(?![\d.])", (ROOT / name).read_text()) for name in named]
     assert all(found)
     assert {version for versions in found for version in versions} == {pulsar_cluster.IMAGE.rpartition(":")[2]}

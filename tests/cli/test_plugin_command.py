@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from commands import txnbuf
+from source_tree import ROOT
 
 from broker_io.errors import Error
 from broker_io.port import PLUG_IN_SETTINGS
@@ -53,6 +54,12 @@ def test_install_writes_the_jar_for_the_version_of_the_broker(jars: Path, lib: P
     installed = lib / "txnbuffer-broker.jar"
     assert (installed.read_text(), installed.stat().st_mode & 0o777) == (f"for {version[:3]}", 0o644)
     assert len([*lib.iterdir()]) == 3
+
+
+def test_page_has_the_settings_that_install_prints() -> None:
+    page = (ROOT / "docs" / "plain-consumers.md").read_text()
+    lines = [f"   {name}={value}" for name, value in PLUG_IN_SETTINGS.items()]
+    assert "\n".join(["   ```properties", *lines, "   ```"]) in page
 
 
 def test_install_into_another_directory_takes_the_only_jar(jars: Path, tmp_path: Path) -> None:
