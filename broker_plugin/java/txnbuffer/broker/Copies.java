@@ -61,6 +61,9 @@ final class Copies {
         ByteBuf packed = PulsarByteBufAllocator.DEFAULT.buffer(payload.readableBytes());
         ByteBuf compressed = null;
         try {
+            if (areOrdinary(payload.duplicate(), metadata.getNumMessagesInBatch())) {
+                return null;
+            }
             boolean found = false;
             SingleMessageMetadata single = new SingleMessageMetadata();
             for (int i = 0, n = metadata.getNumMessagesInBatch(); i < n; i++) {
@@ -92,6 +95,17 @@ final class Copies {
         SingleMessageMetadata changed = new SingleMessageMetadata().copyFrom(copy).clearProperties();
         copy.getPropertiesList().stream().filter(Copies::stays).forEach(pair -> changed.addProperty().copyFrom(pair));
         return changed;
+    }
+
+    /** Whether none of these messages has a property of the protocol, which is quick to say. */
+    private static boolean areOrdinary(ByteBuf payload, int count) {
+        Scanner scanner = new Scanner();
+        for (int i = 0; i < count; i++) {
+            if (scanner.read(payload) != Scanner.Kind.ORDINARY) {
+                return false;
+            }
+        }
+        return true;
     }
 
     private static boolean isCopy(List<KeyValue> properties) {
