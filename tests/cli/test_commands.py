@@ -173,7 +173,7 @@ def test_tail_uncommitted_prints_every_record(directory: Path) -> None:
         (["recover", "file:{d}", "orders", "--set", "log.colour=1"], 2, "unknown key log.colour"),
         (["recover", "file:{d}", "__txnbuffer_snapshots", "--write"], 2, "is internal and has no buffer"),
         (["verify", "file:{d}", "nowhere"], 2, "there is no data topic 'nowhere'"),
-        (["verify", "file:{d}", "orders", "--plain"], 2, "plain consumers are those of a Pulsar cluster"),
+        (["verify", "file:{d}", "orders", "--plain"], 2, "is not the address of a Pulsar cluster"),
         (["verify", "file:{d}", "--plain"], 2, "--plain needs a TOPIC"),
         (["inspect", "snapshot", "file:{d}", "nowhere"], 2, "there is no topic 'nowhere'"),
         (["demo", "--dir", "{d}"], 2, "is not empty"),

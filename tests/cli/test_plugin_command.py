@@ -94,3 +94,20 @@ def test_install_names_a_directory_that_it_cannot_use(jars: Path, lib: Path) -> 
     with pytest.raises(Error, match=r"cannot write .*/txnbuffer-broker\.jar: Is a directory"):
         install(lib)
     assert len([*lib.iterdir()]) == 3
+
+
+@pytest.mark.parametrize("command", ["check", "lock"])
+def test_commands_about_brokers_ask_for_a_cluster_at_once(command: str) -> None:
+    """They would wait for a service that is not there, or could not use."""
+    for address in ("txnbuf://127.0.0.1:1", "memory:", "file:none"):
+        found = txnbuf("plugin", command, address)
+        assert (found.returncode, found.stdout) == (2, "")
+        assert f"{address} is not the address of a Pulsar cluster" in found.stderr
+        assert "write pulsar://HOST:PORT, as ADDRESS or in TXNBUFFER_ADDRESS" in found.stderr
+    found = txnbuf("plugin", command, environ={"TXNBUFFER_ADDRESS": "127.0.0.1:1"})
+    assert (found.returncode, "txnbuf://127.0.0.1:1 is not" in found.stderr) == (2, True)
+    found = txnbuf("plugin", command)
+    assert found.returncode == 2
+    assert "Missing argument 'ADDRESS': write pulsar://HOST:PORT, or set TXNBUFFER_ADDRESS" in found.stderr
+    text = " ".join(txnbuf("plugin", command, "--help").stdout.split())
+    assert text.endswith("Without ADDRESS: that of the environment variable TXNBUFFER_ADDRESS.")

@@ -314,12 +314,6 @@ def test_command_tells_which_brokers_have_the_plug_in(broker: Standalone, cluste
     assert "topicFactoryClassName=txnbuffer.broker.TxnTopicFactory" in json.loads(found.stdout)[0]["missing"]
 
 
-def test_command_about_brokers_needs_a_cluster(tmp_path: Path) -> None:
-    found = txnbuf("plugin", "check", "memory:")
-    assert found.returncode == 2
-    assert "is not a Pulsar cluster" in found.stderr
-
-
 async def test_command_compares_what_plain_consumers_get_with_the_log(world: World) -> None:
     async with world.client(batching="records") as packing, world.client() as client:
         await write(client, "verified", 10, 1)

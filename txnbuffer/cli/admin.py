@@ -100,7 +100,8 @@ def describe_command(topic: str, service: ServiceAddress, output: str) -> None:
 def find_hanging_command(seconds: float, log: LogAddress, output: str) -> None:
     """Find transactions that have been open for long, the oldest first.
 
-    Each one blocks the readers of all topics that it wrote to. The service aborts it at its timeout;
+    Each one blocks the readers of all topics that it wrote to. --older-than 0 shows all that are open. The service
+    aborts a transaction at its timeout;
     `txnbuf abort` aborts it now. A client announces a transaction up to 2 seconds after its begin; until then
     it is shown as "not known to the coordinator yet".
 
@@ -158,12 +159,15 @@ def _merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 @log_options
 @output_option
 def abort_command(txn: str, log: LogAddress, output: str) -> None:
-    """Abort the transaction MOST:LEAST of any client, and show its outcome.
+    """Abort a transaction of any client, and show its outcome.
+
+    MOST:LEAST is its id, as `txnbuf find-hanging` prints it.
 
     A committed transaction stays committed; its outcome is then COMMIT, and the exit code 1.
 
-    If no service of a cluster answers, or with file:DIR, it owns the log meanwhile, as a service does, and writes the
-    markers. It refuses if a service owns the log.
+    If no service of a cluster runs, or with file:DIR, the command does the service's work until the transaction is
+    aborted. It then also aborts the transactions that a new service would abort. It refuses while a service owns the
+    log, even one that does not answer.
     """
     wanted, answer = parse_txn(txn), None
     with contextlib.ExitStack() as opened:

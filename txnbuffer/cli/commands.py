@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from broker_io import canonical_address
+from broker_io import canonical_address, is_cluster
 from broker_io.addresses import shown_address
 from broker_io.errors import Error, InvalidAddress, TopicNotFound
 
@@ -93,13 +93,18 @@ class AddressCommand(click.Command):
             )
         if os.path.isdir(first) and any(isinstance(one, TopicArgument) for one in self.params):
             raise InvalidAddress(f"{first!r} is a directory: for the log in it, write file:{first}")
-        return [default_address(), *args]
+        return ["" if self._needs_cluster and not os.environ.get(VARIABLE) else default_address(), *args]
+
+    @property
+    def _needs_cluster(self) -> bool:
+        return any(isinstance(one, ClusterArgument) for one in self.params)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
         if any(isinstance(one, AddressArgument) for one in self.params):
             formatter.write_paragraph()
-            formatter.write_text(f"Without ADDRESS: that of the environment variable {VARIABLE}, else {DEFAULT}.")
+            otherwise = "" if self._needs_cluster else f", else {DEFAULT}"
+            formatter.write_text(f"Without ADDRESS: that of the environment variable {VARIABLE}{otherwise}.")
 
     def invoke(self, ctx: click.Context) -> Any:
         from txnbuffer.progress import progress_bar, reporting
@@ -133,6 +138,29 @@ class AddressArgument(click.Argument):
 
 
 address_argument = click.argument("address", metavar="[ADDRESS]", cls=AddressArgument)
+
+
+class ClusterArgument(AddressArgument):
+    """An ADDRESS that is that of a cluster: the service of this machine is no default for it."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        if not ctx.resilient_parsing:
+            if not value:
+                raise click.UsageError(f"Missing argument 'ADDRESS': write pulsar://HOST:PORT, or set {VARIABLE}.", ctx)
+            check_cluster(value)
+        return super().process_value(ctx, value)
+
+
+cluster_argument = click.argument("address", metavar="[ADDRESS]", cls=ClusterArgument)
+
+
+def check_cluster(address: str) -> None:
+    """Raises InvalidAddress for another address than that of a cluster, without opening it."""
+    if not is_cluster(address):
+        raise InvalidAddress(
+            f"{shown_address(address)} is not the address of a Pulsar cluster, whose brokers can have the plug-in: "
+            f"write pulsar://HOST:PORT, as ADDRESS or in {VARIABLE}"
+        )
 
 
 def topic_argument(name: str = "topic", **settings: Any) -> Callable[[Function], Function]:

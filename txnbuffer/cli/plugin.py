@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
-from broker_io.errors import EnvironmentFault, InvalidAddress
+from broker_io.errors import EnvironmentFault
 from broker_io.port import PLUG_IN_SETTINGS, Broker, PlugInBroker
-from txnbuffer.cli.commands import CommandGroup, address_argument
+from txnbuffer.cli.commands import CommandGroup, cluster_argument
 from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.errors import InvalidRequest
@@ -35,18 +35,22 @@ def plugin_command() -> None:
 
 
 @plugin_command.command("check")
-@address_argument
+@cluster_argument
 @log_options
 @output_option
 def check_plugin(log: LogAddress, output: str) -> None:
-    """Show whether each broker of the cluster at ADDRESS has the plug-in, and which settings it lacks.
+    """Show whether each broker of the cluster at ADDRESS, pulsar://HOST:PORT, has the plug-in, and what it lacks.
 
-    A broker that lacks it shows plain consumers everything. Requires the credentials of a superuser of the cluster.
+    A broker that lacks it shows plain consumers everything. Asks each broker at its own web address, so run it where
+    these can be reached. The setting for locked namespaces is checked by `txnbuf plugin lock`.
+
+    Requires the credentials of a superuser of the cluster, such as --set pulsar.token_file=FILE. If the admin interface
+    is not at port 8080 of HOST, add --set pulsar.admin_url=URL.
 
     Exit code 0 if all brokers have it, 1 if not.
     """
     with log.open_for_reading() as broker:
-        found = plug_ins_of(_cluster(log, broker))
+        found = plug_ins_of(_cluster(broker))
     rows = [
         {
             **one._asdict(),
@@ -59,25 +63,28 @@ def check_plugin(log: LogAddress, output: str) -> None:
     sys.exit(0 if found.state is PlugInState.ALL else 1)
 
 
-def _cluster(log: LogAddress, broker: Broker) -> PlugInBroker:
+def _cluster(broker: Broker) -> PlugInBroker:
     if not isinstance(broker, PlugInBroker):
-        raise InvalidAddress(f"{log.address} is not a Pulsar cluster, so there is no plug-in: write pulsar://HOST:PORT")
+        raise TypeError(f"{broker!r} is of a cluster, and knows no plug-in")
     return broker
 
 
 @plugin_command.command("lock")
-@address_argument
+@cluster_argument
 @click.option("--release", is_flag=True, help="Let any broker serve the namespace again.")
 @log_options
 def lock_namespace(log: LogAddress, release: bool) -> None:
-    """Let only brokers with the plug-in serve the namespace at ADDRESS, so that none shows plain consumers everything.
+    """Let only brokers with the plug-in serve a namespace: that of ADDRESS, pulsar://HOST:PORT/TENANT/NAMESPACE.
 
-    Sets the persistence policy of the namespace, for all topics that are loaded from now on. All brokers need the
-    setting managedLedgerStorageClassName=txnbuffer.broker.LockedStorage: those that lack it, or the plug-in, refuse the
-    topics. Requires the credentials of a superuser of the cluster.
+    Sets a storage class in the persistence policy of the namespace, which holds for all topics that are loaded from now
+    on. Brokers have this class by the setting managedLedgerStorageClassName=txnbuffer.broker.LockedStorage. All of them
+    need it: those that lack it, or the plug-in, refuse the topics.
+
+    Requires the credentials of a superuser of the cluster, such as --set pulsar.token_file=FILE. If the admin interface
+    is not at port 8080 of HOST, add --set pulsar.admin_url=URL.
     """
     with log.open_for_reading() as broker:
-        _cluster(log, broker).lock_plug_in(locked=not release)
+        _cluster(broker).lock_plug_in(locked=not release)
     narrate(f"{log.place} is {'served by any broker' if release else 'locked'}")
 
 

@@ -13,7 +13,7 @@ from broker_io.port import PlugInBroker
 from snapshots.format import check_data_topic
 from snapshots.shard_count import owner_of, shards_of, snapshot_topic_of
 from snapshots.shards import Shard
-from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
+from txnbuffer.cli.commands import AddressCommand, address_argument, check_cluster, topic_argument
 from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import counted
@@ -30,14 +30,15 @@ from txnbuffer.recovery.verify import Level, verify
 @log_options
 @output_option
 def verify_command(log: LogAddress, topic: str | None, plain: bool, output: str) -> None:
-    """Check the buffer snapshots of all topics, or of TOPIC, without changing anything.
+    """Check the stored transaction state of all topics, or of TOPIC, without changing anything.
 
-    Checks each snapshot entry, the chain of segments, and the state against the state rebuilt from the log.
-    Also checks the files and the decision log as the service does at its start. Exit code 1 if anything is
-    wrong.
+    Reads the snapshot of each topic, which holds that state, looks for entries of it that are missing or damaged, and
+    compares it with the state rebuilt from the log. Also checks the files and the decision log as the service does at
+    its start. Exit code 1 if anything is wrong.
 
     With --plain: compare all that a plain reader of TOPIC gets with its committed records, up to where transactions are
-    decided now, and show the first entries of the log that differ.
+    decided now, and show the first entries of the log that differ. ADDRESS is that of a cluster. A partition is named
+    TOPIC-partition-0. Exit code 1 if anything differs.
     """
     if plain:
         _verify_plain(log, topic, output)
@@ -64,6 +65,7 @@ def verify_command(log: LogAddress, topic: str | None, plain: bool, output: str)
 def _verify_plain(log: LogAddress, topic: str | None, output: str) -> NoReturn:
     if topic is None:
         raise click.UsageError("--plain needs a TOPIC")
+    check_cluster(log.address)
     check_data_topic(topic)
     with log.open_for_reading() as broker:
         found = verify_plain(broker, topic)
