@@ -106,6 +106,7 @@ def test_inspect_snapshot_shows_entries(directory: Path) -> None:
     (row,) = result("inspect", "snapshot", f"file:{directory}")
     assert row["entry"] == "orders-end"
     assert row["bytes"] > 0
+    assert row["content"].startswith("format 2, snapshot ")
 
 
 def test_verify_accepts_a_healthy_log(directory: Path) -> None:

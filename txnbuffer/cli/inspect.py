@@ -222,7 +222,8 @@ def _entry_rows(topic: str, entries: TopicEntries) -> Iterator[Row]:
                 state = decode_state(state_bytes(topic, end, entries.numbered[OVERFLOW])) if not end.deleted else None
                 unsealed = 0 if state is None else len(state.unsealed_index)
                 detail = (
-                    f"snapshot {end.snapshot_id}, {', '.join(chains)} and {unsealed} unsealed, "
+                    f"format {stored.version}, snapshot {end.snapshot_id}, "
+                    f"{', '.join(chains)} and {unsealed} unsealed, "
                     f"{len(end.overflow)} overflow {'entry' if len(end.overflow) == 1 else 'entries'}"
                 )
                 if end.deleted:

@@ -72,7 +72,8 @@ def _verify_plain(log: LogAddress, topic: str | None, output: str) -> NoReturn:
         state = broker.plug_in_state(topic) if found.different and isinstance(broker, PlugInBroker) else {}
     show_rows([one._asdict() for one in found.differences], output, empty="no differences")
     records = counted(found.records, "committed record")
-    wrong = f"plain consumers do not get the {records} of {topic}, in {counted(found.different, 'place')} of the log"
+    places = counted(found.different, "place")
+    wrong = f"plain consumers get something else than the {records} of {topic}, in {places} of the log"
     narrate(wrong if found.different else f"plain consumers get the {records} of {topic}, and nothing else")
     if found.different:
         said = ", ".join(f"{name} {value}" for name, value in state.items())
