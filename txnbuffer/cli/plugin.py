@@ -93,8 +93,8 @@ def lock_namespace(log: LogAddress, release: bool) -> None:
 def install_plugin(directory: Path) -> None:
     """Write the jar of the plug-in into DIR, the lib/ of a broker, and print what its broker.conf needs.
 
-    A jar that is there is replaced; a broker uses the new one after a restart. If brokers have the same files from
-    elsewhere, as in an image, use any DIR and name the jar in PULSAR_EXTRA_CLASSPATH.
+    A jar that is there is replaced; a broker uses the new one after a restart. For brokers on other machines, or an
+    image, write it to any DIR, and copy it to their lib/, or name it in PULSAR_EXTRA_CLASSPATH.
     """
     if not directory.is_dir():
         raise InvalidRequest(f"{directory} is not a directory: give the lib/ of a broker")
