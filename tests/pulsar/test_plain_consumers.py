@@ -108,6 +108,20 @@ async def test_plain_reader_finds_the_end_where_the_end_of_a_batch_is_hidden(wor
     raise AssertionError("no entry had records of both transactions")
 
 
+@pytest.mark.parametrize("topic", ["raw", "__raw"])
+async def test_raw_readers_end_with_the_log_and_plain_ones_with_what_is_visible(world: World, topic: str) -> None:
+    async with world.client() as client:
+        async with client.transaction() as txn:
+            await txn.send(topic, b"committed")
+            await txn.commit(wait_visible=True)
+        txn = await client.transaction().begin()
+        await txn.send(topic, b"open")
+        await until(lambda: state(world, topic)["state"] == "open")
+        assert await asyncio.to_thread(read_to_end, world, topic) == 1
+        assert len(await asyncio.to_thread(stored, world, topic)) == 2
+        await txn.abort()
+
+
 async def test_record_sets_arrive_as_one_message_once_they_are_committed(world: World) -> None:
     async with world.client(batching="records") as client:
         kept, gone = await client.transaction().begin(), await client.transaction().begin()

@@ -117,6 +117,10 @@ async def test_operator_lets_a_stopped_topic_go_on(world: World) -> None:
     assert {b"committed", b"aborted", b"ordinary", b"newer"} < {*values(await asyncio.to_thread(everything.read, 6))}
     assert [one for one in everything.properties if "tb.marker" in one]
     assert state(world, "let")["state"] == "everything"
+    compaction = f"{path}/compaction"  # its result would stay
+    await asyncio.to_thread(ask, world.broker.admin, compaction, "PUT")
+    await until(lambda: ask(world.broker.admin, compaction)["status"] != "RUNNING")
+    assert "ignores transactions" in ask(world.broker.admin, compaction)["lastError"]
     producer = world.pulsar.create_producer(world.topic("let"))
     producer.send(b"later")
     producer.close()
@@ -125,6 +129,23 @@ async def test_operator_lets_a_stopped_topic_go_on(world: World) -> None:
     await asyncio.to_thread(world.unload, "let")
     await until(lambda: state(world, "let")["state"] == "stopped")
     assert values(await asyncio.to_thread(Plain(world, "let", "reader").read, 2)) == [b"committed", b"ordinary"]
+
+
+async def test_added_partition_has_no_state_of_the_first_one(world: World) -> None:
+    path = f"persistent/{world.namespace}/added"
+    ask(world.broker.admin, f"{path}/partitions", "PUT", 1)
+    async with world.client() as client:
+        async with client.transaction() as txn:
+            await txn.send("added", b"committed", key="k")
+        txn = await client.transaction().begin()
+        await txn.send("added", b"open", key="k")
+        await until(lambda: state(world, "added-partition-0")["state"] == "open")
+        ask(world.broker.admin, f"{path}/partitions", "POST", 2)
+        await until(lambda: "state" in state(world, "added-partition-1"))
+        await txn.abort()
+    new = f"{path}-partition-1"
+    assert ask(world.broker.admin, f"{new}/subscription/__txnbuffer/properties") == {}
+    assert "transaction" not in state(world, "added-partition-1")
 
 
 async def test_topic_with_a_damaged_snapshot_goes_on_once_it_is_recovered(world: World) -> None:

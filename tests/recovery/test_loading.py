@@ -177,8 +177,8 @@ def test_a_newer_format_is_reported_at_once():
     broker = MemoryBroker()
     owned(broker)
     newer = message(EntryKey(T, END), 1, entries(broker, T).end.value)
-    put(broker, newer._replace(properties={**newer.properties, "tb.v": "3"}))
-    with pytest.raises(UnsupportedSnapshot, match="version 3"):
+    put(broker, newer._replace(properties={**newer.properties, "tb.v": "4"}))
+    with pytest.raises(UnsupportedSnapshot, match="version 4"):
         load(broker, T)
 
 

@@ -200,5 +200,5 @@ def test_a_newer_format_is_never_fallen_back_from():
     broker, _, _ = stored()
     end = entries(broker, T).end
     newer = message(EntryKey(T, END), 1, end.value)
-    put(broker, newer._replace(properties={**newer.properties, "tb.v": "3"}))
+    put(broker, newer._replace(properties={**newer.properties, "tb.v": "4"}))
     assert isinstance(manager_on(broker).problems[T], UnsupportedSnapshot)

@@ -94,10 +94,13 @@ final class RawSubscription extends PersistentSubscription {
         return super.getTopic();
     }
 
-    /** Whether this thread answers such a question for a subscription of this class; says so once. */
-    static boolean asked() {
-        boolean found = ASKED.get() != null;
+    /** Whether this thread answers such a question for a subscription of this class. */
+    static boolean isAsked() {
+        return ASKED.get() != null;
+    }
+
+    /** The question is answered. */
+    static void answered() {
         ASKED.remove();
-        return found;
     }
 }

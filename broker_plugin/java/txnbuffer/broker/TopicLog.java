@@ -39,6 +39,7 @@ final class TopicLog {
     private static final String INCARNATION = "txnbuffer.incarnation";
     private static final String PLAIN = "txnbuffer.plain", EVERYTHING = "everything";
     static final String SUBSCRIPTION = "__txnbuffer";
+    static final String STATE = "txnbuffer."; // begins the names of what state() shows
     private static final int ENTRIES = 500;
     private static final long BYTES = 4 * 1024 * 1024;
     private static final long FIRST_WAIT = 1, LONGEST_WAIT = 60; // seconds before another attempt
@@ -100,7 +101,7 @@ final class TopicLog {
 
     /** Also while that is not known. Topics of this library may have had none, such as the copies of relays. */
     synchronized boolean hadTransactions() {
-        return !loaded.isDone() || rules != null && !rules.isUnregistered();
+        return !loaded.isDone() || (rules == null ? everything && isMarked() : !rules.isUnregistered());
     }
 
     /** Completes when the log was read to its end. */
@@ -125,8 +126,8 @@ final class TopicLog {
         Position readable = bound();
         Rules.Open oldest = rules == null ? null : rules.oldest();
         String reason = rules != null && rules.stopped() != null ? rules.stopped() : failed;
-        found.put("txnbuffer.state", everything ? EVERYTHING : reason != null ? "stopped" : !live || rules != null && rules.questioned()
-                ? "loading" : oldest != null ? "open" : "ready");
+        found.put("txnbuffer.state", everything ? EVERYTHING : reason != null ? "stopped"
+                : !live || rules != null && rules.questioned() ? "loading" : oldest != null ? "open" : "ready");
         found.put("txnbuffer.readable", readable.getLedgerId() + ":" + readable.getEntryId());
         if (reason != null) {
             found.put("txnbuffer.reason", reason);

@@ -23,11 +23,13 @@ import org.apache.pulsar.broker.service.BrokerServiceException.NotAllowedExcepti
 import org.apache.pulsar.broker.service.Consumer;
 import org.apache.pulsar.broker.service.GetStatsOptions;
 import org.apache.pulsar.broker.service.Replicator;
+import org.apache.pulsar.broker.service.Subscription;
 import org.apache.pulsar.broker.service.SubscriptionOption;
 import org.apache.pulsar.broker.service.persistent.PersistentTopic;
 import org.apache.pulsar.broker.service.plugin.EntryFilter;
 import org.apache.pulsar.client.impl.BatchMessageIdImpl;
 import org.apache.pulsar.client.impl.MessageIdImpl;
+import org.apache.pulsar.common.api.proto.CommandSubscribe.InitialPosition;
 import org.apache.pulsar.common.policies.data.stats.SubscriptionStatsImpl;
 import org.apache.pulsar.common.policies.data.stats.TopicStatsImpl;
 import org.apache.pulsar.common.protocol.Commands;
@@ -46,6 +48,8 @@ final class TxnTopic extends PersistentTopic {
     private record Last(Position bound, Position entry, boolean partial) { }
 
     private final TopicLog log;
+    private final Object searching = new Object();
+    private CompletableFuture<Position> search = CompletableFuture.completedFuture(null);
     private volatile Last last;
 
     TxnTopic(String topic, ManagedLedger ledger, BrokerService broker) {
@@ -118,6 +122,17 @@ final class TxnTopic extends PersistentTopic {
         });
     }
 
+    /** A new partition gets the subscriptions of the first one, with the properties that its stats show. */
+    @Override
+    public CompletableFuture<Subscription> createSubscription(String name, InitialPosition position, boolean replicates,
+            Map<String, String> properties) {
+        Map<String, String> own = new HashMap<>(properties == null ? Map.of() : properties);
+        if (name.equals(TopicLog.SUBSCRIPTION)) {
+            own.keySet().removeIf(each -> each.startsWith(TopicLog.STATE));
+        }
+        return super.createSubscription(name, position, replicates, own);
+    }
+
     // What dispatchers may read
 
     @Override
@@ -169,18 +184,38 @@ final class TxnTopic extends PersistentTopic {
 
     // Where the topic ends
 
+    /** Completed for raw readers, so that the same thread asks for the end next. */
     @Override
     public CompletableFuture<Void> checkIfTransactionBufferRecoverCompletely() {
-        return log.loaded();
+        return RawSubscription.isAsked() ? CompletableFuture.completedFuture(null) : log.loaded();
     }
 
     @Override
     public CompletableFuture<Position> getLastDispatchablePosition() {
-        Position bound = getMaxReadPosition();
-        Last known = last;
-        if (known != null && known.bound.equals(bound)) {
-            return CompletableFuture.completedFuture(known.entry);
+        if (RawSubscription.isAsked()) {
+            RawSubscription.answered();
+            return ledger.getLastDispatchablePosition(entry -> true, ledger.getLastConfirmedEntry());
         }
+        return lastVisible();
+    }
+
+    /** One search at a time: it may take longer than clients wait, and the next one looks at what is new only. */
+    private CompletableFuture<Position> lastVisible() {
+        Position end = getMaxReadPosition();
+        synchronized (searching) {
+            Last known = last;
+            if (known != null && known.bound.equals(end)) {
+                return CompletableFuture.completedFuture(known.entry);
+            }
+            if (search.isDone()) {
+                search = search(end, known);
+                return search;
+            }
+            return search.handle((found, error) -> found).thenCompose(ignored -> lastVisible());
+        }
+    }
+
+    private CompletableFuture<Position> search(Position bound, Last known) {
         Position end = bound.getEntryId() < 0 ? ledger.getPreviousPosition(bound) : bound;
         boolean[] partial = new boolean[1];
         return ledger.getLastDispatchablePosition(entry -> {

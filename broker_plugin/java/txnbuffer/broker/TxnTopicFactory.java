@@ -13,11 +13,13 @@ import java.util.stream.Stream;
 import org.apache.bookkeeper.mledger.ManagedLedger;
 import org.apache.pulsar.PulsarVersion;
 import org.apache.pulsar.broker.ServiceConfiguration;
+import org.apache.pulsar.broker.namespace.NamespaceService;
 import org.apache.pulsar.broker.service.BrokerService;
 import org.apache.pulsar.broker.service.ServerCnx;
 import org.apache.pulsar.broker.service.Topic;
 import org.apache.pulsar.broker.service.TopicFactory;
 import org.apache.pulsar.broker.service.persistent.PersistentTopic;
+import org.apache.pulsar.common.naming.SystemTopicNames;
 import org.apache.pulsar.common.naming.TopicName;
 
 /**
@@ -51,8 +53,9 @@ public final class TxnTopicFactory implements TopicFactory {
             broker.registerCustomDynamicConfiguration(ANNOUNCED, value -> false);
         }
         TopicName topic = TopicName.get(name);
-        if (kind != PersistentTopic.class || topic.getLocalName().startsWith("__")
-                || topic.getNamespace().startsWith("pulsar/")) {
+        if (kind != PersistentTopic.class || topic.getLocalName().startsWith(TopicLog.SUBSCRIPTION)
+                || SystemTopicNames.isSystemTopic(topic)
+                || NamespaceService.isSystemServiceNamespace(topic.getNamespace())) {
             return null; // the broker's own class
         }
         String refused = refusal(PulsarVersion.getVersion(), broker.pulsar().getConfiguration());
