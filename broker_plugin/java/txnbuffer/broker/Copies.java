@@ -5,11 +5,9 @@ import java.io.IOException;
 import java.util.List;
 import java.util.Set;
 import org.apache.pulsar.broker.service.Producer;
-import org.apache.pulsar.common.allocator.PulsarByteBufAllocator;
 import org.apache.pulsar.common.api.proto.KeyValue;
 import org.apache.pulsar.common.api.proto.MessageMetadata;
 import org.apache.pulsar.common.api.proto.SingleMessageMetadata;
-import org.apache.pulsar.common.compression.CompressionCodec;
 import org.apache.pulsar.common.protocol.Commands;
 
 /**
@@ -56,39 +54,26 @@ final class Copies {
     }
 
     private static ByteBuf batch(ByteBuf data, MessageMetadata metadata) throws IOException {
-        CompressionCodec codec = Packed.codec(metadata);
-        ByteBuf payload = codec.decode(data, metadata.getUncompressedSize());
-        ByteBuf packed = PulsarByteBufAllocator.DEFAULT.buffer(payload.readableBytes());
-        ByteBuf compressed = null;
-        try {
-            if (areOrdinary(payload.duplicate(), metadata.getNumMessagesInBatch())) {
-                return null;
-            }
-            boolean found = false;
-            SingleMessageMetadata single = new SingleMessageMetadata();
-            for (int i = 0, n = metadata.getNumMessagesInBatch(); i < n; i++) {
-                ByteBuf value = Commands.deSerializeSingleMessageInBatch(payload, single, i, n);
-                try {
-                    boolean copy = isCopy(single.getPropertiesList());
-                    found |= copy;
-                    Commands.serializeSingleMessageInBatchWithPayload(copy ? ordinary(single) : single, value, packed);
-                } finally {
-                    value.release();
-                }
-            }
-            if (!found) {
-                return null;
-            }
-            compressed = codec.encode(packed);
-            metadata.setUncompressedSize(packed.readableBytes());
-            return Commands.serializeMetadataAndPayload(Commands.ChecksumType.Crc32c, metadata, compressed);
-        } finally {
-            payload.release();
-            packed.release();
-            if (compressed != null) {
-                compressed.release();
+        int count = metadata.getNumMessagesInBatch();
+        return Packed.repacked(data, metadata, (payload, changed) ->
+                !areOrdinary(payload.duplicate(), count) && copiesAsOrdinary(payload, changed, count));
+    }
+
+    /** False if there is no copy. */
+    private static boolean copiesAsOrdinary(ByteBuf payload, ByteBuf changed, int count) throws IOException {
+        boolean found = false;
+        SingleMessageMetadata single = new SingleMessageMetadata();
+        for (int i = 0; i < count; i++) {
+            ByteBuf value = Commands.deSerializeSingleMessageInBatch(payload, single, i, count);
+            try {
+                boolean copy = isCopy(single.getPropertiesList());
+                found |= copy;
+                Commands.serializeSingleMessageInBatchWithPayload(copy ? ordinary(single) : single, value, changed);
+            } finally {
+                value.release();
             }
         }
+        return found;
     }
 
     private static SingleMessageMetadata ordinary(SingleMessageMetadata copy) {

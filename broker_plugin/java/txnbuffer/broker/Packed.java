@@ -127,20 +127,35 @@ final class Packed {
         if (metadata.getEncryptionKeysCount() > 0 || metadata.hasChunkId()) {
             throw new IOException("some records of an encrypted record set, or of one in chunks, are hidden");
         }
-        CompressionCodec codec = codec(metadata);
-        ByteBuf payload = codec.decode(data, metadata.getUncompressedSize());
-        ByteBuf packed = PulsarByteBufAllocator.DEFAULT.buffer(payload.readableBytes());
-        ByteBuf compressed = null;
-        try {
+        ByteBuf body = repacked(data, metadata, (payload, packed) -> {
             if (isBatch(metadata)) {
                 keepMessages(at, payload, packed, metadata, rules);
             } else {
                 keepRows(at, payload, packed, metadata, rules);
             }
+            return true;
+        });
+        return head.isReadable() ? Unpooled.wrappedBuffer(head.copy(), body) : body;
+    }
+
+    /** Writes another payload; false if that is the same. */
+    interface Change {
+        boolean write(ByteBuf payload, ByteBuf changed) throws IOException;
+    }
+
+    /** A message or batch with another payload, packed as before; null if that is the same. */
+    static ByteBuf repacked(ByteBuf data, MessageMetadata metadata, Change change) throws IOException {
+        CompressionCodec codec = codec(metadata);
+        ByteBuf payload = codec.decode(data, metadata.getUncompressedSize());
+        ByteBuf packed = PulsarByteBufAllocator.DEFAULT.buffer(payload.readableBytes());
+        ByteBuf compressed = null;
+        try {
+            if (!change.write(payload, packed)) {
+                return null;
+            }
             compressed = codec.encode(packed);
             metadata.setUncompressedSize(packed.readableBytes());
-            ByteBuf body = Commands.serializeMetadataAndPayload(Commands.ChecksumType.Crc32c, metadata, compressed);
-            return head.isReadable() ? Unpooled.wrappedBuffer(head.copy(), body) : body;
+            return Commands.serializeMetadataAndPayload(Commands.ChecksumType.Crc32c, metadata, compressed);
         } finally {
             payload.release();
             packed.release();

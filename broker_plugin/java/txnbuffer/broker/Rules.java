@@ -25,10 +25,10 @@ import java.util.Map;
  *
  * <p><b>Input</b>, by one thread at a time, in log order: {@code message(place, properties, value)} for each message of
  * an entry, then {@code entry(ledger, entry)}. If no message of an entry has a property that begins with "tb.",
- * {@code entry} is enough. {@code record} is the same for records as txnbuffer writes them. Properties whose names do not begin with "tb." may be left out, and {@code value} is read
- * only if there is {@code tb.marker}; it is null if Pulsar has the null value. If a name occurs twice, its last value
- * counts. {@code stop(place, why)} is for an entry that the caller cannot read. All but {@code trim} belong to this one
- * thread, also {@code questioned}.
+ * {@code entry} is enough. {@code record} is the same for records as txnbuffer writes them. Properties whose names do
+ * not begin with "tb." may be left out, and {@code value} is read only if there is {@code tb.marker}; it is null if
+ * Pulsar has the null value. If a name occurs twice, its last value counts. {@code stop(place, why)} is for an entry
+ * that the caller cannot read. All but {@code trim} belong to this one thread, also {@code questioned}.
  *
  * <p><b>Output</b>, for any thread: {@code bound()}, the last entry that may be delivered, never moves back. It is a
  * real entry, or one that ends with -1: all ledgers below. {@code hiddenRows(place, properties)} is asked for messages
