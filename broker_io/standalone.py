@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -52,6 +53,12 @@ def environment_with(chosen: Mapping[str, str]) -> dict[str, str]:
     """The environment of a broker; `PULSAR_MEM` of this process, if set, overrides its memory."""
     own = os.environ.get("PULSAR_MEM")
     return {**chosen, "PULSAR_MEM": own} if own else dict(chosen)
+
+
+def minor_versions(lib: Path) -> set[str]:
+    """The minor versions, such as 4.0, of the Pulsar brokers whose jars a directory has."""
+    names = [path.name for path in lib.glob("*pulsar-broker-*.jar")]
+    return {found[1] for name in names if (found := re.search(r"pulsar-broker-(\d+\.\d+)\.\d", name))}
 
 
 class NoPulsar(EnvironmentFault):

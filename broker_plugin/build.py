@@ -17,6 +17,8 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from broker_io.standalone import minor_versions
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 SOURCES = HERE / "java"
@@ -50,8 +52,7 @@ def distribution(version: str = PULSARS[0]) -> Path:
 
 def minor_version(home: Path) -> str:
     """The minor version of a distribution, such as 4.0. Raises BuildFailed."""
-    names = [path.name for path in (home / "lib").glob("*pulsar-broker-*.jar")]
-    found = {part[1] for name in names if (part := re.search(r"pulsar-broker-(\d+\.\d+)\.\d", name))}
+    found = minor_versions(home / "lib")
     if len(found) != 1:
         raise BuildFailed(f"{home}/lib has no pulsar-broker jar: it is not Pulsar's server distribution")
     return found.pop()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from broker_io.errors import Error
@@ -57,9 +58,8 @@ class PlugIns(NamedTuple):
         lacking = {one.broker: one.missing for one in self.brokers if one.missing}
         if not lacking:
             return None
-        which = "; ".join(f"{broker} lacks {', '.join(missing)}" for broker, missing in lacking.items())
         return PlugInMissing(
-            f"brokers without the whole plug-in show plain consumers everything, or nothing: {which}: see "
+            f"brokers without the whole plug-in show plain consumers everything, or nothing: {_which(lacking)}: see "
             "docs/plain-consumers.md"
         )
 
@@ -69,11 +69,15 @@ class PlugIns(NamedTuple):
         outdated = {one.broker: unread for one in self.brokers if one.plug_in and (unread := _unread(one))}
         if not outdated:
             return None
-        which = "; ".join(f"{broker} lacks {', '.join(unread)}" for broker, unread in outdated.items())
         return PlugInMissing(
-            f"the plug-in of brokers can't read what this release writes, and would stop their topics: {which}: "
-            "install the jar of this release on them first"
+            "the plug-in of brokers can't read what this release writes, and would stop their topics: "
+            f"{_which(outdated)}: install the jar of this release on them first"
         )
+
+
+def _which(lacking: Mapping[str, Sequence[str]]) -> str:
+    """What brokers lack, by their address."""
+    return "; ".join(f"{broker} lacks {', '.join(missing)}" for broker, missing in lacking.items())
 
 
 def plug_ins_of(broker: PlugInBroker) -> PlugIns:

@@ -2,7 +2,7 @@
 
 A broker with the plug-in lists one more name among its dynamic settings, once it has loaded a topic:
 
-    txnbuffer.plugin:version=0.3.0,protocol=1,end=2,part=1
+    txnbuffer.plugin:version=0.3.0,protocol=1,end=3,part=1
 
 It has the version of the plug-in, and the newest version of each format that it reads: of the log protocol, and of the
 entries of snapshots by their kind. Other names may follow.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from broker_io.errors import CallerError, ClusterRefused, ServiceUnavailable
@@ -23,6 +24,8 @@ from broker_io.pulsar.answers import mapping, texts
 from broker_io.pulsar.ledgers import SUBSCRIPTION
 
 ANNOUNCED = re.compile(r"txnbuffer\.plugin:version=([^,]+)((?:,[\w.-]+=[\w.-]+)*)")
+RUNTIME = "brokers/configuration/runtime"
+"""Where a broker shows its settings."""
 PREFIX = "txnbuffer."
 STATES = ("state", "readable", "transaction", "first", "reason")
 """The names of what the plug-in says of a topic, after PREFIX."""
@@ -30,7 +33,14 @@ STATES = ("state", "readable", "transaction", "first", "reason")
 
 def plug_ins_of(admin: AdminClient) -> list[BrokerPlugIn]:
     """All active brokers. Raises NotAuthorized for credentials that are not those of a superuser."""
-    return [_asked(_at(admin, address), address) for address in sorted(admin.query("brokers", texts, retry=False))]
+    return [_asked(broker, address) for address, broker in _brokers(admin)]
+
+
+def _brokers(admin: AdminClient) -> Iterator[tuple[str, AdminClient]]:
+    """The address and a client of each active broker."""
+    for address in sorted(admin.query("brokers", texts, retry=False)):
+        with contextlib.closing(_at(admin, address)) as broker:
+            yield address, broker
 
 
 def _at(admin: AdminClient, address: str) -> AdminClient:
@@ -48,14 +58,13 @@ def _at(admin: AdminClient, address: str) -> AdminClient:
 
 def _asked(broker: AdminClient, address: str) -> BrokerPlugIn:
     """Ask a broker once: one that starts or ends must not delay the answers of the others."""
-    with contextlib.closing(broker):
-        try:
-            version = str(broker.ask("GET", "brokers/version", retry=False))
-            settings = broker.query("brokers/configuration/runtime", mapping, retry=False)
-            missing = [f"{name}={value}" for name, value in PLUG_IN_SETTINGS.items() if settings.get(name) != value]
-            plug_in, reads = _announced(broker)
-        except (ServiceUnavailable, ClusterRefused) as error:
-            return BrokerPlugIn(address, "", "", (f"an answer ({error})",), {})
+    try:
+        version = str(broker.ask("GET", "brokers/version", retry=False))
+        settings = broker.query(RUNTIME, mapping, retry=False)
+        missing = [f"{name}={value}" for name, value in PLUG_IN_SETTINGS.items() if settings.get(name) != value]
+        plug_in, reads = _announced(broker)
+    except (ServiceUnavailable, ClusterRefused) as error:
+        return BrokerPlugIn(address, "", "", (f"an answer ({error})",), {})
     return BrokerPlugIn(address, version, plug_in, tuple(missing), reads)
 
 
@@ -81,7 +90,7 @@ PERSISTENCE = {
 
 def lock(admin: AdminClient, namespace: str, *, locked: bool) -> None:
     """See `PlugInBroker.lock_plug_in`."""
-    settings = [(one, _settings(admin, one)) for one in sorted(admin.query("brokers", texts, retry=False))]
+    settings = [(address, broker.query(RUNTIME, mapping)) for address, broker in _brokers(admin)]
     setting, _, storage = PLUG_IN_LOCK.partition("=")
     if locked and (lacking := [address for address, found in settings if found.get(setting) != storage]):
         raise CallerError(
@@ -92,11 +101,6 @@ def lock(admin: AdminClient, namespace: str, *, locked: bool) -> None:
     values = {name: policy[name] for name in PERSISTENCE}
     if locked or policy.get("managedLedgerStorageClassName") == STORAGE:
         admin.ask("POST", path, {**values, "managedLedgerStorageClassName": STORAGE if locked else None})
-
-
-def _settings(admin: AdminClient, address: str) -> dict[str, Any]:
-    with contextlib.closing(_at(admin, address)) as broker:
-        return broker.query("brokers/configuration/runtime", mapping)
 
 
 def topic_state(stats: Any) -> dict[str, str]:

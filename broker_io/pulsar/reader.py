@@ -184,18 +184,44 @@ RECONNECT_SECONDS = 5.0
 """Seconds that even a read without timeout waits for a reconnect, or for messages that are known to exist."""
 
 
-class PulsarReader(Handle):
-    """Belongs to one thread at a time."""
+class SourceReader(Handle):
+    """A reader of a topic, over a source of its messages. Belongs to one thread at a time."""
+
+    _source: MessageSource
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self.topic = topic
+        self._cluster = cluster
+        self._dead: Error | None = None
+
+    def close(self) -> None:
+        self.end(Closed(f"this reader of topic {self.topic!r} is closed: open another one"))
+
+    def detach(self, why: Error) -> None:
+        self._dead = why
+        threads.keep(self._source)
+
+    def end(self, error: Error) -> None:
+        if self._dead is None:
+            self._dead = error
+            self._source.close()
+
+    def _check(self) -> None:
+        self._cluster.check()
+        if self._dead is not None:
+            raise self._dead
+
+
+class PulsarReader(SourceReader):
+    """Gets the whole log, with markers."""
 
     def __init__(
         self, cluster: Cluster, topic: str, start: Position, *, inclusive: bool, compacted: bool, ahead: int
     ) -> None:
-        self.topic = topic
+        super().__init__(cluster, topic)
         self.compacted = compacted
-        self._cluster = cluster
         self._monotonic = cluster.environment.clock.monotonic
         self._ahead = ahead
-        self._dead: Error | None = None
         self._incarnation = cluster.incarnation(topic)
         latest = start >= LATEST
         if latest:
@@ -259,23 +285,6 @@ class PulsarReader(Handle):
             callback()
         else:
             self._source.notify_when_readable(callback)
-
-    def close(self) -> None:
-        self.end(Closed(f"this reader of topic {self.topic!r} is closed: open another one"))
-
-    def detach(self, why: Error) -> None:
-        self._dead = why
-        threads.keep(self._source)
-
-    def end(self, error: Error) -> None:
-        if self._dead is None:
-            self._dead = error
-            self._source.close()
-
-    def _check(self) -> None:
-        self._cluster.check()
-        if self._dead is not None:
-            raise self._dead
 
     def _take(self, limit: int, wait: float) -> PlacedBatch | None:
         """The available messages of one ledger; it waits for the first message only."""
@@ -456,13 +465,11 @@ class PulsarReader(Handle):
         return MessageSource(self._cluster, self.topic, start, compacted=self.compacted, ahead=self._ahead)
 
 
-class PlainPulsarReader(Handle):
-    """See `PlainBroker.plain_reader`. Belongs to one thread at a time."""
+class PlainPulsarReader(SourceReader):
+    """See `PlainBroker.plain_reader`."""
 
     def __init__(self, cluster: Cluster, topic: str, ahead: int) -> None:
-        self.topic = topic
-        self._cluster = cluster
-        self._dead: Error | None = None
+        super().__init__(cluster, topic)
         self._source = MessageSource(cluster, topic, EARLIEST, compacted=False, ahead=ahead, name=cluster.plain)
 
     def read(self, *, limit: int = 1000, timeout: float = 0.0) -> PlacedBatch | None:
@@ -482,20 +489,3 @@ class PlainPulsarReader(Handle):
     def has_more(self) -> bool | None:
         self._check()
         return self._source.has_more()
-
-    def close(self) -> None:
-        self.end(Closed("this plain reader is closed: open another one"))
-
-    def detach(self, why: Error) -> None:
-        self._dead = why
-        threads.keep(self._source)
-
-    def end(self, error: Error) -> None:
-        if self._dead is None:
-            self._dead = error
-            self._source.close()
-
-    def _check(self) -> None:
-        self._cluster.check()
-        if self._dead is not None:
-            raise self._dead

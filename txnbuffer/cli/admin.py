@@ -8,18 +8,17 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import click
 
 from broker_io import is_cluster
-from broker_io.addresses import shown_address
 from broker_io.errors import ServiceUnavailable, TopicNotFound
 from broker_io.port import Broker
 from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.cli.admin_client import (
     ServiceAddress,
-    ServiceResponses,
     call_all,
     call_owner,
     service_at,
@@ -31,6 +30,9 @@ from txnbuffer.cli.options import LogAddress, log_options, parse_txn
 from txnbuffer.cli.output import narrate, output_option, show_line, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Outcome, TxnId
+
+Answer = TypeVar("Answer")
+SHOWN = "Its transactions are shown as the log has them"
 
 STREAM_COLUMNS = (
     *("topic", "stream", "state", "last_sent_seqno", "items_remaining", "items_sent", "bytes_sent", "snapshots_sent"),
@@ -101,43 +103,49 @@ def find_hanging_command(seconds: float, log: LogAddress, output: str) -> None:
     """Find transactions that have been open for long, the oldest first.
 
     Each one blocks the readers of all topics that it wrote to. --older-than 0 shows all that are open. The service
-    aborts a transaction at its timeout;
-    `txnbuf abort` aborts it now. A client announces a transaction up to 2 seconds after its begin; until then
-    it is shown as "not known to the coordinator yet".
+    aborts a transaction at its timeout; `txnbuf abort` aborts it now. A client announces a transaction up to 2 seconds
+    after its begin; until then it is shown as "not known to the coordinator yet".
 
     If no service of a cluster answers, or with file:DIR, it reads the topics and the decision log itself.
     """
-    from txnbuffer.service.offline import hanging
+    with _opened(log) as broker:
+        responses = _from_service(log, broker, lambda service: call_all(service, "FindHanging", seconds=seconds), SHOWN)
+        answers = [] if responses is None else list(responses.each)
+        if broker is not None and (responses is None or responses.missing):
+            from txnbuffer.service.offline import hanging
 
-    with contextlib.ExitStack() as opened:
-        broker = _opened(log, opened)
-        responses = ServiceResponses([], {})
-        if broker is None or is_cluster(log.address):
-            try:
-                responses = call_all(_service(log, broker), "FindHanging", seconds=seconds)
-            except ServiceUnavailable as error:
-                if broker is None:
-                    raise
-                responses.missing[shown_address(log.address)] = error
-        answers = list(responses.each)
-        if broker is not None and (responses.missing or not is_cluster(log.address)):
             answers.append(hanging(broker, seconds))
-            for problem in responses.missing.values():
-                narrate(f"{problem}. Its transactions are shown as the log has them")
-            responses.missing.clear()
+            for problem in () if responses is None else responses.missing.values():
+                narrate(f"{problem}. {SHOWN}")
     show_rows(_merged(answers), output, title="open transactions", empty=f"none older than {seconds:g} s")
-    responses.check()
+    if broker is None and responses is not None:
+        responses.check()
 
 
-def _opened(log: LogAddress, opened: contextlib.ExitStack) -> Broker | None:
+@contextlib.contextmanager
+def _opened(log: LogAddress) -> Iterator[Broker | None]:
     """The cluster or the directory at an address, opened for reading; None at the address of a service."""
     log.check_not_in_memory()
-    at_log = is_cluster(log.address) or log.address.startswith("file:")
-    return opened.enter_context(log.open_for_reading()) if at_log else None
+    if is_cluster(log.address) or log.address.startswith("file:"):
+        with log.open_for_reading() as broker:
+            yield broker
+    else:
+        yield None
 
 
-def _service(log: LogAddress, broker: Broker | None) -> ServiceAddress:
-    return service_at(log) if broker is None else services_of(broker, log)
+def _from_service(
+    log: LogAddress, broker: Broker | None, ask: Callable[[ServiceAddress], Answer], otherwise: str
+) -> Answer | None:
+    """What the service answers; None if there is none and the log is opened, which `otherwise` tells the user."""
+    if broker is not None and not is_cluster(log.address):
+        return None
+    try:
+        return ask(service_at(log) if broker is None else services_of(broker, log))
+    except ServiceUnavailable as error:
+        if broker is None:
+            raise
+        narrate(f"{error}. {otherwise}")
+        return None
 
 
 def _merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -169,16 +177,10 @@ def abort_command(txn: str, log: LogAddress, output: str) -> None:
     aborted. It then also aborts the transactions that a new service would abort. It refuses while a service owns the
     log, even one that does not answer.
     """
-    wanted, answer = parse_txn(txn), None
-    with contextlib.ExitStack() as opened:
-        broker = _opened(log, opened)
-        if broker is None or is_cluster(log.address):
-            try:
-                answer = call_owner(_service(log, broker), "Abort", txn=str(wanted))
-            except ServiceUnavailable as error:
-                if broker is None:
-                    raise
-                narrate(f"{error}. So this command owns the log meanwhile")
+    wanted = parse_txn(txn)
+    with _opened(log) as broker:
+        otherwise = "So this command owns the log meanwhile"
+        answer = _from_service(log, broker, lambda service: call_owner(service, "Abort", txn=str(wanted)), otherwise)
     if answer is None:
         answer = _abort_without_service(log, wanted)
     show_record(answer, output)

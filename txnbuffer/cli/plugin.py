@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import tempfile
 from importlib.resources import files
@@ -14,6 +13,7 @@ import click
 
 from broker_io.errors import EnvironmentFault
 from broker_io.port import PLUG_IN_SETTINGS, Broker, PlugInBroker
+from broker_io.standalone import minor_versions
 from txnbuffer.cli.commands import CommandGroup, cluster_argument
 from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_rows
@@ -115,8 +115,7 @@ def jar_of(lib: Path) -> Path:
             "this installation was built without the jar of the plug-in: run make plugin in the source tree, which "
             "needs a JDK 17 and Maven, and install from there, or install a released wheel"
         )
-    names = [path.name for path in lib.glob("*pulsar-broker-*.jar")]
-    versions = {part[1] for name in names if (part := re.search(r"pulsar-broker-(\d+\.\d+)\.\d", name))} or {*found}
+    versions = minor_versions(lib) or {*found}
     if len(versions) != 1:
         raise NoPlugIn(f"there are jars for Pulsar {', '.join(sorted(versions))}: give the lib/ of a broker as DIR")
     (version,) = versions

@@ -18,7 +18,7 @@ from snapshots.format import SNAPSHOT_TOPIC, is_internal
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
 from txnbuffer.errors import PlugInMissing
-from txnbuffer.plug_in import PlugIns, PlugInState, plug_ins_of
+from txnbuffer.plug_in import PlugIns, plug_ins_of
 from txnbuffer.service.loop import from_thread
 from txnbuffer.service.topics.scrub import Scrub
 from txnbuffer.service.topics.topics import Topics
@@ -160,8 +160,7 @@ class PlugInChecks:
         while True:
             await self._ask(broker)
             self._refuse_for(self.problem if self._required else self.found.outdated)
-            none = self.found.state in (PlugInState.NONE, PlugInState.UNKNOWN) and not self._required
-            await asyncio.sleep(WITHOUT_PLUG_IN if none else PLUG_IN_CHECK)
+            await asyncio.sleep(PLUG_IN_CHECK if self._wanted else WITHOUT_PLUG_IN)
 
     def _refuse_for(self, reason: Error | None) -> None:
         """Refuse all clients for a reason, or none; once for each, because refusing closes connections."""
@@ -183,8 +182,12 @@ class PlugInChecks:
             self.found = asked.after(self.found)
             if self.found.present is not None:
                 self._topics.manager.raw = self.found.present
-            wanted = self._required or self.found.state is not PlugInState.NONE
-            self.problem = self.found.lacking if wanted else None
+            self.problem = self.found.lacking if self._wanted else None
+
+    @property
+    def _wanted(self) -> bool:
+        """Whether all brokers should have the plug-in."""
+        return self._required or bool(self.found.present)
 
 
 def _sees_plug_in(broker: PlugInBroker, names: list[str]) -> bool | None:
