@@ -9,7 +9,9 @@ from typing import Any
 
 import pulsar
 import pytest
+from plain_world import World, closing
 from pulsar_cluster import Cluster
+from several_brokers import Brokers, several_brokers
 
 from bench.pulsar_broker import SETTINGS
 from broker_io import open_broker
@@ -54,6 +56,27 @@ def patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
 def plug_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The jar of the broker plug-in."""
     return build(tmp_path_factory.mktemp("plugin") / "txnbuffer-broker.jar")
+
+
+@pytest.fixture(scope="module")
+def broker(request: pytest.FixtureRequest, cluster: Cluster, plug_in: Path) -> Iterator[Standalone]:
+    """A broker with the plug-in and the settings BROKER of the module."""
+    with cluster.private_standalone(request.module.BROKER, jar=plug_in) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def brokers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, plug_in: Path
+) -> Iterator[Brokers]:
+    """Two brokers with the plug-in and the settings BROKER of the module."""
+    with several_brokers(tmp_path_factory.mktemp("brokers"), 2, request.module.BROKER, plug_in) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def world(broker: Standalone) -> Iterator[World]:
+    yield from closing(World(broker))
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from plain_world import KINDS, SETTINGS, Plain, World, by_key, committed, compare, until, write
-from several_brokers import Brokers, several_brokers
+from plain_world import KINDS, SETTINGS, Plain, World, by_key, closing, committed, compare, until, write
+from several_brokers import Brokers
 
 from broker_io import open_broker
 from txnbuffer import Client
@@ -18,17 +17,12 @@ PARTITIONS = [f"parts-partition-{number}" for number in range(3)]
 SNAPSHOTS = "__txnbuffer_snapshots"
 
 
-@pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory, plug_in: Path) -> Iterator[Brokers]:
-    with several_brokers(tmp_path_factory.mktemp("brokers"), 2, SETTINGS, plug_in) as started:
-        yield started
+BROKER = SETTINGS
 
 
 @pytest.fixture
 def world(brokers: Brokers) -> Iterator[World]:
-    made = World(brokers)
-    yield made
-    made.close()
+    yield from closing(World(brokers))
 
 
 async def test_consumers_get_the_same_while_topics_move_and_their_owner_is_killed(

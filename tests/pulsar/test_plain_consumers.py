@@ -7,8 +7,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pulsar
 import pytest
@@ -43,19 +42,8 @@ from broker_io.standalone import Standalone, ask
 from snapshots.errors import SnapshotMissing
 from txnbuffer.recordset import pack, unpack
 
-
-@pytest.fixture(scope="module")
-def broker(cluster: Cluster, plug_in: Path) -> Iterator[Standalone]:
-    """A broker with the plug-in."""
-    with cluster.private_standalone([*SETTINGS, ENTRIES], jar=plug_in) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def world(broker: Standalone) -> Iterator[World]:
-    made = World(broker)
-    yield made
-    made.close()
+BROKER = [*SETTINGS, ENTRIES]
+"""Settings of its broker, which has the plug-in."""
 
 
 async def test_plain_consumers_get_what_committed_readers_get(world: World) -> None:

@@ -58,13 +58,6 @@ def broker(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield started
 
 
-@pytest.fixture(scope="module")
-def world(broker: Standalone) -> Iterator[World]:
-    made = World(broker)
-    yield made
-    made.close()
-
-
 async def ended(world: World, topic: str) -> dict[str, str]:
     """Begin a topic with a committed record `start`; properties of a record that is late there, and so hidden."""
     async with world.client() as client:

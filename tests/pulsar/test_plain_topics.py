@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 from commands import txnbuf
 from plain_world import (
     KINDS,
@@ -23,7 +20,6 @@ from plain_world import (
     values,
     write,
 )
-from pulsar_cluster import Cluster
 
 from broker_io.standalone import Standalone, ask
 from txnbuffer.errors import Error
@@ -33,17 +29,8 @@ SMALL_SNAPSHOTS = ["snapshots.changes=5"]
 TRIMMING = ["retention.bytes=3000", "retention.check_seconds=0.2"]
 
 
-@pytest.fixture(scope="module")
-def broker(cluster: Cluster, plug_in: Path) -> Iterator[Standalone]:
-    with cluster.private_standalone([*SETTINGS, *SMALL_LEDGERS], jar=plug_in) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def world(broker: Standalone) -> Iterator[World]:
-    made = World(broker)
-    yield made
-    made.close()
+BROKER = [*SETTINGS, *SMALL_LEDGERS]
+"""Settings of its broker, which has the plug-in."""
 
 
 async def test_consumers_get_the_same_while_ledgers_end_and_are_deleted(broker: Standalone) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pulsar
 import pytest
 from commands import txnbuf
-from plain_world import SETTINGS, Plain, World, stored, until, values
+from plain_world import SETTINGS, Plain, World, closing, stored, until, values
 from pulsar_cluster import choose, make_standalone
-from several_brokers import Brokers, MemberBroker, several_brokers
+from several_brokers import Brokers, MemberBroker
 
 from broker_io.port import PLUG_IN_LOCK
 from broker_io.standalone import NoPulsar, ask
@@ -20,17 +20,12 @@ DENIED = 5.0
 """Seconds for which a topic that nobody may serve is tried."""
 
 
-@pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory, plug_in: Path) -> Iterator[Brokers]:
-    with several_brokers(tmp_path_factory.mktemp("brokers"), 2, [*SETTINGS, PLUG_IN_LOCK], plug_in) as started:
-        yield started
+BROKER = [*SETTINGS, PLUG_IN_LOCK]
 
 
 @pytest.fixture
 def world(brokers: Brokers) -> Iterator[World]:
-    made = World(brokers)
-    yield made
-    made.close()
+    yield from closing(World(brokers))
 
 
 def restart(broker: MemberBroker, *, plug_in: bool) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,8 @@ from snapshots.scan import scan
 from txnbuffer import ServiceUnavailable, TxnId, __version__, connect
 from txnbuffer.plug_in import WRITTEN, PlugInState, plug_ins_of
 
-
-@pytest.fixture(scope="module")
-def broker(cluster: Cluster, plug_in: Path) -> Iterator[Standalone]:
-    """A broker with the plug-in."""
-    with cluster.private_standalone(SETTINGS, jar=plug_in) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def world(broker: Standalone) -> Iterator[World]:
-    made = World(broker)
-    yield made
-    made.close()
+BROKER = SETTINGS
+"""Settings of its broker, which has the plug-in."""
 
 
 def command(world: World, *words: str) -> Any:
