@@ -260,6 +260,28 @@ class ForeignSink(CallerError, grpc_status="FAILED_PRECONDITION"):
     """The sink has data from another source; nothing in it was changed."""
 
 
+# The caller: databases
+
+
+class OutboxMissing(CallerError, grpc_status="FAILED_PRECONDITION"):
+    """The database has no tables of txnbuffer."""
+
+
+class ForeignOutbox(CallerError, grpc_status="FAILED_PRECONDITION"):
+    """The log and the database do not belong together: one is a copy, was restored, or was made anew.
+
+    Nothing was published.
+    """
+
+
+class UnsafeDatabase(CallerError, grpc_status="FAILED_PRECONDITION"):
+    """A commit of the database could be lost, or its tables are of another release; the message says what to set."""
+
+
+class OutboxStopped(CallerError, grpc_status="FAILED_PRECONDITION"):
+    """The publisher of an outbox has stopped; the cause is its error. Rows are kept until one publishes them."""
+
+
 # The peer: the coordinator and its sessions
 
 

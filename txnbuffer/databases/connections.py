@@ -1,0 +1,214 @@
+"""Connections of an application's database: SQLAlchemy's, Django's, and those of psycopg 3 and sqlite3 as they are
+
+Statements of this package have `?` for each parameter; `execute` writes them as the driver has them. A connection of
+asyncio is used by `run_sync` of SQLAlchemy, so this module is the same for both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sqlite3
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from txnbuffer.errors import InvalidRequest
+
+Row: TypeAlias = tuple[Any, ...]
+
+DIALECTS = {"postgresql": "postgresql", "sqlite": "sqlite", "mysql": "mysql", "mariadb": "mysql"}
+"""Name of a dialect in SQLAlchemy, or a vendor in Django → the dialect of this package."""
+TRANSACTION_OPEN = (2, 3)
+"""psycopg's transaction status INTRANS and INERROR."""
+
+AUTOCOMMIT = (
+    "the connection commits each statement by itself (autocommit), so the database's change and the records would not "
+    "be one commit: begin a transaction first{}"
+)
+
+
+class Connection(ABC):
+    """A connection of the database, in a transaction that the application or this package ends."""
+
+    dialect: str
+    style = "format"
+    identity: object | None = None
+    """The object of the application that `on_commit` is about; None if nothing tells of commits."""
+
+    @abstractmethod
+    def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+        """Run a statement in the driver's form; return its rows, nothing for a statement without any."""
+
+    @abstractmethod
+    def check_transaction(self) -> None:
+        """Raises InvalidRequest unless what follows is committed or rolled back as a whole."""
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        """Have a function called once after the commit, or shortly before it. Only with an `identity`."""
+        raise NotImplementedError
+
+    def execute(self, statement: str, *values: Any) -> Sequence[Any]:
+        """Run a statement with a value for each `?`; return its rows."""
+        return self.run(in_style(statement, self.style), values)
+
+
+@lru_cache(256)
+def in_style(statement: str, style: str) -> str:
+    """The statement with placeholders in a paramstyle of DB-API: qmark, format, pyformat or numeric_dollar."""
+    if style == "qmark":
+        return statement
+    if style in ("format", "pyformat"):
+        return statement.replace("%", "%%").replace("?", "%s")
+    if style == "numeric_dollar":
+        numbers = itertools.count(1)
+        return re.sub(r"\?", lambda _: f"${next(numbers)}", statement)
+    raise InvalidRequest(f"drivers with the paramstyle {style!r} are not supported: use psycopg, sqlite3 or PyMySQL")
+
+
+class SqlAlchemyConnection(Connection):
+    """A connection, or the connection of a session, of SQLAlchemy 2."""
+
+    def __init__(self, connection: Any, session: Any = None) -> None:
+        self._connection = connection
+        self._session = session
+        self.identity = connection if session is None else session
+        self.dialect = known_dialect(connection.dialect.name, "SQLAlchemy's dialect")
+        self.style = connection.dialect.paramstyle
+
+    def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+        result = self._connection.exec_driver_sql(statement, values)
+        rows: Sequence[Any] = result.fetchall() if result.returns_rows else ()
+        return rows
+
+    def check_transaction(self) -> None:
+        if self._connection.get_isolation_level() == "AUTOCOMMIT":
+            raise InvalidRequest(AUTOCOMMIT.format(", on a connection without the isolation level AUTOCOMMIT"))
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        from sqlalchemy import event
+
+        if self._session is None:
+            event.listen(self._connection, "commit", lambda _: call(), once=True)
+            return
+
+        def ended(_: Any, transaction: Any) -> None:
+            if transaction.parent is None:
+                event.remove(self._session, "after_transaction_end", ended)
+                call()
+
+        event.listen(self._session, "after_transaction_end", ended)
+
+
+class DjangoConnection(Connection):
+    """A connection of Django, such as `django.db.connection`."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = self.identity = connection
+        self.dialect = known_dialect(connection.vendor, "Django's database")
+
+    def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            rows: Sequence[Any] = cursor.fetchall() if cursor.description else ()
+            return rows
+
+    def check_transaction(self) -> None:
+        if not self._connection.in_atomic_block:
+            raise InvalidRequest(AUTOCOMMIT.format(" with `transaction.atomic()`"))
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        self._connection.on_commit(call)
+
+
+class PsycopgConnection(Connection):
+    """A connection of psycopg 3."""
+
+    dialect = "postgresql"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            rows: Sequence[Any] = cursor.fetchall() if cursor.description else ()
+            return rows
+
+    def check_transaction(self) -> None:
+        connection = self._connection
+        if connection.autocommit and connection.info.transaction_status not in TRANSACTION_OPEN:
+            raise InvalidRequest(AUTOCOMMIT.format(" with `with connection.transaction():`"))
+
+
+class SqliteConnection(Connection):
+    """A connection of the standard library's sqlite3."""
+
+    dialect = "sqlite"
+    style = "qmark"
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+        return self._connection.execute(statement, values).fetchall()
+
+    def check_transaction(self) -> None:
+        connection = self._connection
+        # Python 3.12 has the attribute autocommit, which is -1 where isolation_level decides
+        automatic = getattr(connection, "autocommit", -1)
+        if not connection.in_transaction and (automatic is True or (automatic == -1 and not begins(connection))):
+            raise InvalidRequest(AUTOCOMMIT.format(" with BEGIN"))
+
+
+def begins(connection: sqlite3.Connection) -> bool:
+    """Whether the connection begins a transaction before an INSERT."""
+    return connection.isolation_level is not None
+
+
+def known_dialect(name: str, what: str) -> str:
+    """The dialect of a name of SQLAlchemy or Django. Raises InvalidRequest."""
+    if name not in DIALECTS:
+        raise InvalidRequest(f"{what} {name!r} is not supported: use PostgreSQL, MySQL, MariaDB or SQLite")
+    return DIALECTS[name]
+
+
+def adapted(connection: object) -> Connection:
+    """The connection, session or database of an application. Raises InvalidRequest for what is none."""
+    if isinstance(connection, Connection):
+        return connection
+    if isinstance(connection, sqlite3.Connection):
+        return SqliteConnection(connection)
+    thing: Any = connection
+    if hasattr(thing, "exec_driver_sql") and hasattr(thing, "get_isolation_level"):
+        if not hasattr(thing, "run_sync"):
+            return SqlAlchemyConnection(thing)
+    elif hasattr(thing, "get_bind") and callable(getattr(thing, "connection", None)) and not is_async(thing):
+        return SqlAlchemyConnection(thing.connection(), (getattr(thing, "registry", None) and thing()) or thing)
+    elif is_django(thing):
+        return DjangoConnection(thing)
+    elif _is_psycopg(thing):
+        return PsycopgConnection(thing)
+    if is_async(thing):
+        raise InvalidRequest(f"a {type(thing).__name__} needs the asyncio client: `async with connect(…) as client`")
+    raise InvalidRequest(
+        f"a {type(thing).__name__} is not a connection of a database: give a connection or session of SQLAlchemy, "
+        "django.db.connection, or a connection of psycopg or sqlite3"
+    )
+
+
+def is_async(connection: object) -> bool:
+    """Whether it is an asynchronous connection or session of SQLAlchemy."""
+    return hasattr(connection, "run_sync")
+
+
+def is_django(connection: object) -> bool:
+    """Whether it is a connection of Django, such as `django.db.connection`."""
+    return hasattr(connection, "vendor") and hasattr(connection, "in_atomic_block")
+
+
+def _is_psycopg(connection: object) -> bool:
+    psycopg = sys.modules.get("psycopg")
+    return psycopg is not None and isinstance(connection, psycopg.Connection)

@@ -1,0 +1,315 @@
+"""The publisher of an outbox: sends its rows, each once, in transactions of a named producer
+
+The number of a transaction is the id of the last row of its last group, so the log itself knows what was published, and
+a publisher that is killed at any moment continues there. Rows are deleted only to save space. Several publishers of an
+outbox take turns by a lock in the database; opening the producer's name fences one that has lost its turn unnoticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import Any, Protocol, TypeVar
+
+from broker_io.errors import Error, InvalidMessage, MessageTooLarge, TopicNotFound
+from txnbuffer.client.client import Client
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.databases.connections import Connection
+from txnbuffer.databases.continuity import LogState, TableState, check_continuity
+from txnbuffer.databases.dialects import KNOWN, Dialect, HoldBack
+from txnbuffer.databases.groups import Group, OutboxRow, Progress, batches
+from txnbuffer.databases.tables import OUTBOXES
+from txnbuffer.databases.worker import FileTurn, Worker
+from txnbuffer.errors import CallerError, Fenced, NotAuthorized
+
+Result = TypeVar("Result")
+
+LOG = logging.getLogger("txnbuffer.databases")
+
+REGISTRY = "txnbuffer-outboxes"
+"""The topic that tells which table is published under a name: key: the producer; value: JSON with its identity."""
+PAGE = 10_000
+"""Rows read at once; more if one transaction of the database has more."""
+BATCH = 1000
+"""Rows of one transaction, or those of one transaction of the database if it has more."""
+DELETE = 1000
+"""Published rows that are deleted at once."""
+TURN_SECONDS = 1.0
+"""How often a publisher tries to get its turn."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds before the next attempt after an error; doubles each time."""
+SOON, LATER = 0.001, 0.25
+"""Seconds before the next look at the table: after a commit, doubling; and without any."""
+OF_A_GROUP = (TopicNotFound, MessageTooLarge, NotAuthorized, InvalidMessage)
+"""Errors that are about a group and not about the publisher."""
+
+
+@dataclass(frozen=True)
+class OutboxStatus:
+    """The state of a publisher.
+
+    `state`: waiting (another process publishes), publishing, blocked (a group cannot be published), unavailable (the
+    database or the log; the publisher tries again) or stopped. `error`: why, for the last three.
+    """
+
+    name: str
+    state: str = "waiting"
+    published: int = 0
+    rows_published: int = 0
+    held_back: HoldBack | None = None
+    error: BaseException | None = None
+
+
+class OnStatus(Protocol):
+    """Called with each new status."""
+
+    def __call__(self, status: OutboxStatus) -> None: ...
+
+
+def producer_of(name: str) -> str:
+    """The named producer of an outbox."""
+    return f"outbox {name}"
+
+
+class Publisher:
+    """Publishes the rows of one outbox until it is cancelled."""
+
+    def __init__(self, client: Client, name: str, worker: Worker, *, dead_letter: str | None = None) -> None:
+        """`dead_letter`: the topic for groups that cannot be published; None: such a group waits, and those after."""
+        self._client = client
+        self._name = name
+        self._worker = worker
+        self._dead_letter = dead_letter
+        self._producer = producer_of(name)
+        self._turn = FileTurn()
+        self._dialect: Dialect
+        self._progress: Progress
+        self._identity = ""
+        self._registered = False
+        self._deletable: list[int] = []
+        self._woken = asyncio.Event()
+        self._published = asyncio.Condition()
+        self.status = OutboxStatus(name)
+        self.on_status: OnStatus | None = None
+
+    def wake(self) -> None:
+        """Look at the table now: a transaction of the database has committed, or is about to. On the event loop."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled. Raises the errors that another attempt would not cure: ForeignOutbox, UnsafeDatabase
+        and OutboxMissing.
+        """
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                await self._take_turn()
+                await self._open()
+                pause = FIRST_PAUSE
+                await self._publish_all()
+            except CallerError as error:
+                if not isinstance(error, OF_A_GROUP):
+                    self._set(state="stopped", error=error)
+                    raise
+                self._set(state="blocked", error=error)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                LOG.warning("the publisher of outbox %r tries again in %.1f s: %s", self._name, pause, error)
+                self._set(state="waiting" if isinstance(error, Fenced) else "unavailable", error=error)
+                await self._close()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def close(self) -> None:
+        """Close the connection to the database, after `run` has ended."""
+        await self._close()
+
+    async def wait_for(self, number: int) -> None:
+        """Wait until the group with this number, or a later one, is published."""
+        async with self._published:
+            await self._published.wait_for(lambda: self.status.published >= number)
+
+    # Begin
+
+    async def _take_turn(self) -> None:
+        def take(connection: Connection) -> bool:
+            self._dialect = KNOWN[connection.dialect]
+            self._dialect.check(connection)
+            if connection.dialect == "sqlite":
+                return self._turn.take(connection, self._name)
+            return self._dialect.take_turn(connection, self._name)
+
+        while not await self._worker.run(take):
+            self._set(state="waiting", error=None)
+            await asyncio.sleep(TURN_SECONDS)
+
+    async def _open(self) -> None:
+        """Check that table and log belong together, and fence a former publisher."""
+        table = await self._worker.run(self._table_state)
+        number = await self._client.committed_number(self._producer)
+        log = LogState(await self._registered_identity(), number)
+        check_continuity(self._name, table, log)
+        self._registered = log.identity is not None
+        self._identity = table.identity
+        self._deletable = []
+        self._progress = Progress(number, serial=self._dialect.serial)
+        await self._note_published(number, 0)
+
+    def _table_state(self, connection: Connection) -> TableState:
+        home = self._dialect.home(connection)
+        statement = f"SELECT identity, home, published FROM {OUTBOXES} WHERE outbox = ?"  # noqa: S608 - a constant
+        if not (found := connection.execute(statement, self._name)):
+            insert = f"INSERT INTO {OUTBOXES} (outbox, identity, home, published) VALUES (?, ?, ?, 0)"  # noqa: S608
+            connection.execute(insert, self._name, secrets.token_hex(16), home)
+            found = connection.execute(statement, self._name)
+        [(identity, made_in, published)] = found
+        return TableState(identity, made_in, home, self._dialect.last_id(connection), published)
+
+    async def _registered_identity(self) -> str | None:
+        """The identity of the table that was published under the name last; None if the log has none."""
+        found: str | None = None
+        try:
+            reader = await self._client.reader(REGISTRY)
+        except TopicNotFound:
+            return None
+        async with reader:
+            async for record in reader.records(timeout=1.0):
+                if record.key == self._producer.encode() and record.value is not None:
+                    found = json.loads(record.value)["identity"]
+        return found
+
+    # Publish
+
+    async def _publish_all(self) -> None:
+        rows, pause = PAGE, SOON
+        while True:
+            self._woken.clear()
+            low, size = self._progress.low, rows
+
+            def ready(connection: Connection, low: int = low, size: int = size) -> tuple[list[Group], bool, bool]:
+                page = self._dialect.page(connection, self._name, low, size)
+                groups = self._progress.ready(page, partial(self._dialect.cut, connection, self._name))
+                return groups, page.full, bool(page.rows)
+
+            groups, full, left = await self._worker.run(ready)
+            for batch in batches(groups, BATCH):
+                await self._publish(batch)
+            if groups:
+                rows, pause = PAGE, SOON
+                continue
+            if full:
+                rows *= 2
+                continue
+            if self._deletable:
+                await self._delete()
+                continue
+            self._set(
+                state="publishing",
+                error=None,
+                held_back=await self._worker.run(self._dialect.held_back) if left else None,
+            )
+            pause = SOON if await self._wakes(pause) else min(2 * pause, LATER)
+
+    async def _wakes(self, seconds: float) -> bool:
+        """Wait; return whether it was woken before the time was up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+                return True
+        return False
+
+    async def _publish(self, batch: Sequence[Group]) -> None:
+        """Publish groups as one transaction; one by one if that fails because of one of them."""
+        try:
+            await self._send([row for group in batch for row in group.rows], batch[-1].number)
+        except OF_A_GROUP as error:
+            if len(batch) > 1:
+                for group in batch:
+                    await self._publish([group])
+                return
+            if self._dead_letter is None:
+                raise
+            rows = [_dead(row, error, self._dead_letter) for row in batch[0].rows]
+            await self._send(rows, batch[0].number)
+        await self._note_published(batch[-1].number, sum(len(group.rows) for group in batch))
+        self._deletable += [row.id for group in batch for row in group.rows]
+        if len(self._deletable) >= DELETE:
+            await self._delete()
+
+    async def _send(self, rows: Sequence[OutboxRow], number: int) -> None:
+        async def send(txn: Transaction) -> None:
+            if not self._registered:
+                await txn.send(REGISTRY, json.dumps({"identity": self._identity}).encode(), key=self._producer)
+            for (topic, partition), some in _by_topic(rows).items():
+                await send_all(txn, topic, partition, some)
+
+        await self._client.run(send, name=self._producer, number=number)
+        self._registered = True
+
+    async def _note_published(self, number: int, rows: int) -> None:
+        self._progress.done(number)
+        async with self._published:
+            status = self.status
+            self._set(state="publishing", error=None, published=number, rows_published=status.rows_published + rows)
+            self._published.notify_all()
+
+    async def _delete(self) -> None:
+        ids, self._deletable = self._deletable, []
+        published = self._progress.published
+        await self._worker.run(lambda connection: self._dialect.delete(connection, self._name, ids, published))
+
+    def _set(self, **changes: Any) -> None:
+        status = replace(self.status, **changes)
+        if status != self.status:
+            self.status = status
+            if self.on_status is not None:
+                self.on_status(status)
+
+    async def _close(self) -> None:
+        self._turn.give_up()
+        with suppress(Exception):
+            await self._worker.close()
+
+
+def _by_topic(rows: Sequence[OutboxRow]) -> dict[tuple[str, int | None], list[OutboxRow]]:
+    """The rows of each topic and partition, in order."""
+    found: dict[tuple[str, int | None], list[OutboxRow]] = {}
+    for row in rows:
+        found.setdefault((row.topic, row.partition), []).append(row)
+    return found
+
+
+async def send_all(txn: Transaction, topic: str, partition: int | None, rows: Sequence[OutboxRow]) -> None:
+    """Send rows in order; a row without a value deletes its key."""
+    for deletes, some in groupby(rows, lambda row: row.value is None):
+        if deletes:
+            for row in some:
+                await txn.delete(topic, row.key, properties=_properties(row), partition=partition)
+            continue
+        run = list(some)
+        await txn.send_many(
+            topic,
+            [row.value for row in run],
+            keys=[row.key for row in run],
+            event_times=[row.event_time for row in run],
+            properties=[_properties(row) for row in run] if any(row.properties for row in run) else None,
+            partition=partition,
+        )
+
+
+def _properties(row: OutboxRow) -> dict[str, str] | None:
+    return None if row.properties is None else json.loads(row.properties)
+
+
+def _dead(row: OutboxRow, error: Error, topic: str) -> OutboxRow:
+    """The row for the topic of dead letters, with its topic and the error as properties."""
+    properties = {**(_properties(row) or {}), "outbox.topic": row.topic, "outbox.error": str(error)[:1000]}
+    return row._replace(topic=topic, partition=None, properties=json.dumps(properties))

@@ -1,0 +1,156 @@
+"""The connection of a publisher to its database, used from asyncio
+
+A synchronous connection lives in a thread of its own. Each statement commits by itself: `Dialect.page` needs that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from txnbuffer.databases.connections import (
+    Connection,
+    DjangoConnection,
+    PsycopgConnection,
+    SqlAlchemyConnection,
+    adapted,
+    is_django,
+)
+from txnbuffer.errors import InvalidRequest
+
+Result = TypeVar("Result")
+
+
+class Worker(ABC):
+    """A connection that runs functions one after another."""
+
+    @abstractmethod
+    async def run(self, function: Callable[[Connection], Result]) -> Result:
+        """Call the function with the connection; opens it first if there is none. Raises what the database raises."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connection, and give up what it holds."""
+
+
+class ThreadWorker(Worker):
+    """A synchronous connection, in a thread."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self._thread = ThreadPoolExecutor(1, "txnbuffer-outbox")
+        self._connection: Connection | None = None
+        self._opened = ExitStack()
+
+    async def run(self, function: Callable[[Connection], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, function)
+
+    def _run(self, function: Callable[[Connection], Result]) -> Result:
+        if self._connection is None:
+            with ExitStack() as opening:
+                self._connection = opened(self._database, opening)
+                self._opened = opening.pop_all()
+        return function(self._connection)
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+
+    def _close(self) -> None:
+        self._connection = None
+        self._opened.close()
+
+    def end(self) -> None:
+        """End the thread, after `close`."""
+        self._thread.shutdown(wait=False)
+
+
+class AsyncWorker(Worker):
+    """A connection of an AsyncEngine of SQLAlchemy."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._connection: Any = None
+
+    async def run(self, function: Callable[[Connection], Result]) -> Result:
+        if self._connection is None:
+            connection = await self._engine.connect()
+            self._connection = await connection.execution_options(isolation_level="AUTOCOMMIT")
+        result: Result = await self._connection.run_sync(lambda connection: function(SqlAlchemyConnection(connection)))
+        return result
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.invalidate()  # also ends what belongs to the session, such as the lock of the publisher
+            await connection.close()
+
+
+def worker_for(database: Any) -> Worker:
+    """The worker of a database as `connect(databases=…)` takes it. Raises InvalidRequest."""
+    return AsyncWorker(database) if is_async_engine(database) else ThreadWorker(database)
+
+
+def is_async_engine(database: Any) -> bool:
+    return hasattr(database, "sync_engine")
+
+
+def opened(database: Any, opening: ExitStack) -> Connection:
+    """A connection of its own to the database, which commits each statement by itself."""
+    if hasattr(database, "connect") and hasattr(database, "dialect"):
+        connection = database.connect().execution_options(isolation_level="AUTOCOMMIT")
+        opening.callback(connection.close)
+        opening.callback(connection.invalidate)
+        return SqlAlchemyConnection(connection)
+    if is_django(database):
+        from django.db import connections  # type: ignore[import-untyped]
+
+        own = connections[database.alias]  # that of this thread
+        opening.callback(own.close)
+        return DjangoConnection(own)
+    if not callable(database):
+        raise InvalidRequest(
+            f"a {type(database).__name__} is not a database: give an engine of SQLAlchemy, django.db.connection, or a "
+            "function that returns a new connection of psycopg or sqlite3"
+        )
+    raw = database()
+    opening.callback(raw.close)
+    connection = adapted(raw)
+    if isinstance(raw, sqlite3.Connection):
+        raw.isolation_level = None
+    elif isinstance(connection, PsycopgConnection):
+        raw.autocommit = True
+    return connection
+
+
+class FileTurn:
+    """The lock of the publisher of an SQLite database: a file beside the database."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    def take(self, connection: Connection, outbox: str) -> bool:
+        """Lock the file; False while another process has it."""
+        if self._file is None:
+            [(path,)] = connection.execute("SELECT file FROM pragma_database_list WHERE name = 'main'")
+            name = "".join(letter if letter.isalnum() else "_" for letter in outbox)
+            file = os.open(f"{path}-outbox-{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(file)
+                return False
+            self._file = file
+        return True
+
+    def give_up(self) -> None:
+        """Unlock the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
