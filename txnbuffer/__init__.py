@@ -76,10 +76,16 @@ if TYPE_CHECKING:
     from txnbuffer.client.sync.sync_client import SyncClient as SyncClient
     from txnbuffer.client.sync.sync_transaction import SyncTransaction as SyncTransaction
     from txnbuffer.client.transaction import Transaction as Transaction
+    from txnbuffer.databases.links import Database as Database
+    from txnbuffer.databases.outbox import Outbox as Outbox
+    from txnbuffer.databases.publisher import OutboxStatus as OutboxStatus
+    from txnbuffer.databases.transaction import DatabaseTransaction as DatabaseTransaction
+    from txnbuffer.databases.transaction import SyncDatabaseTransaction as SyncDatabaseTransaction
     from txnbuffer.errors import AlreadyCommitted as AlreadyCommitted
     from txnbuffer.errors import BackfillFailed as BackfillFailed
     from txnbuffer.errors import ClientBroken as ClientBroken
     from txnbuffer.errors import Fenced as Fenced
+    from txnbuffer.errors import ForeignOutbox as ForeignOutbox
     from txnbuffer.errors import ForeignSink as ForeignSink
     from txnbuffer.errors import ForeignToken as ForeignToken
     from txnbuffer.errors import HandlerTooSlow as HandlerTooSlow
@@ -91,6 +97,8 @@ if TYPE_CHECKING:
     from txnbuffer.errors import MutationsTrimmed as MutationsTrimmed
     from txnbuffer.errors import NotAuthorized as NotAuthorized
     from txnbuffer.errors import NotVisible as NotVisible
+    from txnbuffer.errors import OutboxMissing as OutboxMissing
+    from txnbuffer.errors import OutboxStopped as OutboxStopped
     from txnbuffer.errors import OutcomeForgotten as OutcomeForgotten
     from txnbuffer.errors import OutcomeUnknown as OutcomeUnknown
     from txnbuffer.errors import ProducerFenced as ProducerFenced
@@ -123,6 +131,7 @@ if TYPE_CHECKING:
     from txnbuffer.errors import UnknownCursor as UnknownCursor
     from txnbuffer.errors import UnknownTransaction as UnknownTransaction
     from txnbuffer.errors import UnreadableToken as UnreadableToken
+    from txnbuffer.errors import UnsafeDatabase as UnsafeDatabase
     from txnbuffer.errors import UsedAfterFork as UsedAfterFork
     from txnbuffer.model import Outcome as Outcome
     from txnbuffer.model import Position as Position
@@ -163,14 +172,19 @@ _HOMES = {
     "txnbuffer.client.sync.sync_transaction": "SyncTransaction",
     "txnbuffer.client.streams.tokens": "CallbackTokens FileTokens MemoryTokens SQLiteTokens TokenStore",
     "txnbuffer.client.transaction": "Transaction",
+    "txnbuffer.databases.links": "Database",
+    "txnbuffer.databases.outbox": "Outbox",
+    "txnbuffer.databases.publisher": "OutboxStatus",
+    "txnbuffer.databases.transaction": "DatabaseTransaction SyncDatabaseTransaction",
     "txnbuffer.errors": (
-        "AlreadyCommitted BackfillFailed ClientBroken Fenced ForeignSink ForeignToken HandlerTooSlow InvalidHandler "
-        "InvalidRequest LimitExceeded LogReplaced LogRestored MutationsTrimmed NotAuthorized NotVisible "
-        "OutcomeForgotten OutcomeUnknown ProducerFenced RegistrationRefused RelayBranched RelayTargetTaken "
-        "SendUnknown SeqnoOutOfRange ServiceUnavailable SinkFailed SinkFull SinkLocked StaleGeneration StreamBranched "
-        "StreamClosed StreamFenced StreamMemoryExhausted StreamTooSlow StreamTopicDeleted StreamTrimmed TokensFailed "
-        "TooManyCursors TooManyTopics TooManyTransactions TopicInUse TransactionAborted TransactionCommitted "
-        "Unauthenticated UndecodableValue UnknownCursor UnknownTransaction UnreadableToken UsedAfterFork"
+        "AlreadyCommitted BackfillFailed ClientBroken Fenced ForeignOutbox ForeignSink ForeignToken "
+        "HandlerTooSlow InvalidHandler InvalidRequest LimitExceeded LogReplaced LogRestored MutationsTrimmed "
+        "NotAuthorized NotVisible OutboxMissing OutboxStopped OutcomeForgotten OutcomeUnknown ProducerFenced "
+        "RegistrationRefused RelayBranched RelayTargetTaken SendUnknown SeqnoOutOfRange ServiceUnavailable "
+        "SinkFailed SinkFull SinkLocked StaleGeneration StreamBranched StreamClosed StreamFenced "
+        "StreamMemoryExhausted StreamTooSlow StreamTopicDeleted StreamTrimmed TokensFailed TooManyCursors "
+        "TooManyTopics TooManyTransactions TopicInUse TransactionAborted TransactionCommitted Unauthenticated "
+        "UndecodableValue UnknownCursor UnknownTransaction UnreadableToken UnsafeDatabase UsedAfterFork"
     ),
     "txnbuffer.model": "Outcome Position TxnId",
     "txnbuffer.progress": "Progress progress_bar reporting",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from broker_io.port import Broker
 from txnbuffer.checks import (
     check_attempts,
     check_awaitable,
     check_callable,
+    check_flag,
     check_last_number,
     check_name,
     check_number,
@@ -59,6 +60,11 @@ from txnbuffer.model import Position
 from txnbuffer.rpc.frames import Deletion, NamedRequest
 from txnbuffer.streams.failover import ResumeToken
 
+if TYPE_CHECKING:
+    from txnbuffer.databases.links import DatabaseLink, Databases
+    from txnbuffer.databases.publisher import OutboxStatus
+    from txnbuffer.databases.transaction import DatabaseTransaction
+
 Result = TypeVar("Result")
 
 LOG = logging.getLogger("txnbuffer.client")
@@ -68,6 +74,12 @@ SHOWN = 5
 ATTEMPTS = 10
 FIRST_PAUSE = 0.01
 """Seconds before `run` retries an aborted transaction; doubles with each attempt."""
+
+
+def check_no_names(*given: object) -> None:
+    """Raises InvalidRequest if a transaction with a database is given a name, a number or a timeout."""
+    if given != (None, None, None):
+        raise InvalidRequest("a transaction with a database has no name, number or timeout: the database decides")
 
 
 class Client(BaseClient):
@@ -89,6 +101,7 @@ class Client(BaseClient):
         self.streams = ShardStreams((), 0.0)
         session.on_broken = lambda error: self.streams.fail(error)
         self.admin = AdminClients((), 0.0)
+        self._databases: Databases | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.describe()}>"
@@ -105,6 +118,8 @@ class Client(BaseClient):
         parts = AsyncExitStack()
         for close in (self.resources.aclose, self.sessions.close, self.admin.close, self.streams.close):
             parts.push_async_callback(close)  # the last one is closed first
+        if self._databases is not None:
+            parts.push_async_callback(self._databases.close)
         await run_to_completion(parts.aclose())
 
     def _warn_if_uncommitted(self) -> None:
@@ -123,26 +138,72 @@ class Client(BaseClient):
 
     # Transactions
 
+    @overload
     def transaction(
         self, *, name: str | None = None, number: int | None = None, timeout: float | None = None
-    ) -> Transaction:
+    ) -> Transaction: ...
+
+    @overload
+    def transaction(
+        self, *, database: str, connection: object | None = None, wait: bool = False
+    ) -> DatabaseTransaction: ...
+
+    def transaction(
+        self,
+        *,
+        name: str | None = None,
+        number: int | None = None,
+        timeout: float | None = None,
+        database: str | None = None,
+        connection: object | None = None,
+        wait: bool = False,
+    ) -> Transaction | DatabaseTransaction:
         """Return a new transaction; use it with `async with`.
 
         - `timeout`: the service aborts the transaction if it is still open after this many seconds. None: after
           `transactions.timeout` of the service, 60 s by default.
         - `name`, `number`: the transaction is this number of a named producer. Each one is greater than those before;
           numbers may be left out. A number commits at most once, even if it is retried.
+        - `database`: a name of `connect(databases=…)`. The records are published if the database commits: at the end of
+          the block, or when the application commits the `connection` that it gives. `wait`: the end of the block waits
+          until they are published. It has no name, number or timeout.
 
         Raises InvalidRequest, and ReadOnly.
         """
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
+        if database is not None:
+            from txnbuffer.databases.transaction import DatabaseTransaction
+
+            check_no_names(name, number, timeout)
+            return DatabaseTransaction(self.database(database), connection, check_flag(wait, "wait"))
+        if connection is not None or wait is not False:
+            raise InvalidRequest("connection and wait need database=, a name of connect(databases=…)")
         if (name is None) != (number is None):
             raise InvalidRequest("a named transaction needs both name and number: give both or neither")
         sequence = None
         if name is not None:
             sequence = check_name(name, "a producer"), check_number(number)
         return Transaction(self, sequence, None if timeout is None else check_timeout(timeout))
+
+    def use_databases(self, databases: Mapping[str, Any]) -> None:
+        """Internal: open the databases that `connect` was given. Raises InvalidRequest."""
+        from txnbuffer.databases.links import Databases
+
+        self._databases = Databases(self, self, databases)
+
+    def database(self, name: str) -> DatabaseLink:
+        """Internal: the database with this name. Raises InvalidRequest, and OutboxStopped."""
+        self.check_open()
+        if self._databases is None:
+            raise InvalidRequest(f"there is no database {name!r}: give connect(databases={{{name!r}: engine}})")
+        return self._databases.link(name)
+
+    def outbox_status(self, database: str) -> OutboxStatus:
+        """Return the state of the publisher of a database, also after it has stopped. Raises InvalidRequest."""
+        if self._databases is None:
+            return self.database(database).status
+        return self._databases.status(database)
 
     async def run(
         self,

@@ -384,6 +384,7 @@ class PendingConnection:
     deserializers: Deserializers = field(default_factory=Deserializers)
     read_only: bool = False
     progress: OnProgress | None = None
+    databases: Mapping[str, Any] | None = None
     _client: Client | None = field(default=None, init=False)
     _sync_client: SyncClient | None = field(default=None, init=False)
 
@@ -397,6 +398,8 @@ class PendingConnection:
         if self.batching not in BATCHINGS:
             raise InvalidRequest(f"batching must be 'messages' or 'records', got {self.batching!r}")
         check_flag(self.read_only, "read_only")
+        if self.databases is not None and not isinstance(self.databases, Mapping):
+            raise InvalidRequest(f"databases must be a mapping by name, got {type(self.databases).__name__}")
         if self.progress is not None and not callable(self.progress):
             raise InvalidRequest(f"progress must be a function, got {type(self.progress).__name__}")
         self.access.check()
@@ -442,6 +445,8 @@ class PendingConnection:
                 client.admin = AdminClients(admins, self.max_unavailable, client.session.check_loop)
             client.batching = self.batching
             client.deserializers = self.deserializers
+            if self.databases is not None:
+                client.use_databases(self.databases)
             client.resources = resources.pop_all()
         return client
 
@@ -611,6 +616,7 @@ def connect(
     schemas: Mapping[str, Schema] | None = None,
     batching: Batching = "messages",
     progress: OnProgress | None = None,
+    databases: Mapping[str, Any] | None = None,
 ) -> PendingConnection:
     """Connect to an embedded log, to a service, or to a Pulsar cluster.
 
@@ -635,6 +641,9 @@ def connect(
     - `token`, `token_file`: who this client is: a token, a function that returns one, or a file with it. The function
       is called, and the file read, for each connection, so a token can be renewed. A token is not sent to another
       machine without TLS. On a cluster, the token of `broker_options` is used if none is given here.
+    - `databases`: databases of the application, by name, for `client.transaction(database=…)`: an Engine or AsyncEngine
+      of SQLAlchemy, `django.db.connection`, or a function that returns a new connection of psycopg or sqlite3; or a
+      `Database`, for options.
     - `progress`: called with a `Progress` while the log opens and its state is recovered, which may take seconds.
 
     Only for a cluster:
@@ -651,5 +660,8 @@ def connect(
     """
     access = ServiceAccess(tls_ca, tls_cert, tls_key, token, token_file)
     cluster = ClusterOptions.of(service, broker_options, schemas).at(address)
-    serializers, rest = Serializers(serializer, schemas), (batching, Deserializers(deserializers), read_only, progress)
+    serializers, rest = (
+        Serializers(serializer, schemas),
+        (batching, Deserializers(deserializers), read_only, progress, databases),
+    )
     return PendingConnection(address, serializers, timeout, max_unavailable, access, cluster, *rest)

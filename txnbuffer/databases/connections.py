@@ -24,6 +24,9 @@ DIALECTS = {"postgresql": "postgresql", "sqlite": "sqlite", "mysql": "mysql", "m
 TRANSACTION_OPEN = (2, 3)
 """psycopg's transaction status INTRANS and INERROR."""
 
+CALLS = "txnbuffer.calls"
+"""The key in `info` of a session with what is called when its transaction has ended."""
+
 AUTOCOMMIT = (
     "the connection commits each statement by itself (autocommit), so the database's change and the records would not "
     "be one commit: begin a transaction first{}"
@@ -94,12 +97,18 @@ class SqlAlchemyConnection(Connection):
             event.listen(self._connection, "commit", lambda _: call(), once=True)
             return
 
-        def ended(_: Any, transaction: Any) -> None:
-            if transaction.parent is None:
-                event.remove(self._session, "after_transaction_end", ended)
-                call()
+        calls: list[Callable[[], None]] | None = self._session.info.get(CALLS)
+        if calls is None:  # one listener for the life of the session
+            calls = self._session.info[CALLS] = []
 
-        event.listen(self._session, "after_transaction_end", ended)
+            def ended(session: Any, transaction: Any) -> None:
+                if transaction.parent is None:
+                    calls, session.info[CALLS][:] = [*session.info[CALLS]], []
+                    for call in calls:
+                        call()
+
+            event.listen(self._session, "after_transaction_end", ended)
+        calls.append(call)
 
 
 class DjangoConnection(Connection):

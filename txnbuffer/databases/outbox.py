@@ -30,7 +30,7 @@ Waker: TypeAlias = Callable[[], None]
 class Outbox:
     """Records that the transactions of a database publish, each once, when they commit.
 
-        outbox = Outbox("shop")
+        outbox = Outbox(engine, "shop")
         with engine.begin() as connection:
             connection.execute(insert(orders).values(id=7, what="3 apples"))
             outbox.add(connection, "orders", b"3 apples", key="7")
@@ -41,17 +41,21 @@ class Outbox:
 
     def __init__(
         self,
+        database: Any,
         name: str,
         *,
         lock: Lock | None = None,
         max_bytes: int = MAX_BYTES,
         serializer: Serializer | None = None,
     ) -> None:
-        """`name`: of the outbox; a database can have several. `lock="key"`: transactions with the same topic and key
-        run one after another, so that their records are in the order of the commits. `max_bytes`: largest record; store
-        larger values elsewhere. `serializer`: converts values to bytes. Raises InvalidRequest.
+        """`database`: as for `connect(databases=…)`. `name`: of the outbox; a database can have several. `lock="key"`:
+        transactions with the same topic and key run one after another, so that their records are in the order of the
+        commits. `max_bytes`: largest record; store larger values elsewhere. `serializer`: converts values to bytes.
+
+        Raises InvalidRequest.
         """
         self.name = check_name(name, "an outbox")
+        self._database = database
         if lock not in (None, "key"):
             raise InvalidRequest(f"lock must be 'key' or None, got {lock!r}")
         if type(max_bytes) is not int or max_bytes < 1:

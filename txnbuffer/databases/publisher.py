@@ -11,21 +11,21 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from broker_io.errors import Error, InvalidMessage, MessageTooLarge, TopicNotFound
-from txnbuffer.client.client import Client
+from txnbuffer.client.reading.async_reader import AsyncReader
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.databases.connections import Connection
 from txnbuffer.databases.continuity import LogState, TableState, check_continuity
 from txnbuffer.databases.dialects import KNOWN, Dialect, HoldBack
 from txnbuffer.databases.groups import Group, OutboxRow, Progress, batches
-from txnbuffer.databases.tables import OUTBOXES
+from txnbuffer.databases.tables import OUTBOX, OUTBOXES
 from txnbuffer.databases.worker import FileTurn, Worker
 from txnbuffer.errors import CallerError, Fenced, NotAuthorized
 
@@ -67,10 +67,20 @@ class OutboxStatus:
     error: BaseException | None = None
 
 
-class OnStatus(Protocol):
-    """Called with each new status."""
+class LogClient(Protocol):
+    """The calls of `Client` that a publisher makes."""
 
-    def __call__(self, status: OutboxStatus) -> None: ...
+    async def run(
+        self, work: Callable[[Transaction], Awaitable[None]], *, name: str | None, number: int | None
+    ) -> None: ...
+
+    async def committed_number(self, name: str) -> int: ...
+
+    async def reader(self, topics: str) -> AsyncReader: ...
+
+
+OnStatus: TypeAlias = Callable[[OutboxStatus], None]
+"""Called with each new status."""
 
 
 def producer_of(name: str) -> str:
@@ -81,7 +91,7 @@ def producer_of(name: str) -> str:
 class Publisher:
     """Publishes the rows of one outbox until it is cancelled."""
 
-    def __init__(self, client: Client, name: str, worker: Worker, *, dead_letter: str | None = None) -> None:
+    def __init__(self, client: LogClient, name: str, worker: Worker, *, dead_letter: str | None = None) -> None:
         """`dead_letter`: the topic for groups that cannot be published; None: such a group waits, and those after."""
         self._client = client
         self._name = name
@@ -132,10 +142,13 @@ class Publisher:
         """Close the connection to the database, after `run` has ended."""
         await self._close()
 
-    async def wait_for(self, number: int) -> None:
-        """Wait until the group with this number, or a later one, is published."""
-        async with self._published:
-            await self._published.wait_for(lambda: self.status.published >= number)
+    async def wait_for_group(self, group: int) -> None:
+        """Wait until the rows of a group, which is committed, are published."""
+        last = f"SELECT max(id) FROM {OUTBOX} WHERE grp = ?"  # noqa: S608 - a constant
+        [(number,)] = await self._worker.run(lambda connection: connection.execute(last, group))
+        if number is not None:  # else its rows are published and deleted
+            async with self._published:
+                await self._published.wait_for(lambda: self.status.published >= number)
 
     # Begin
 

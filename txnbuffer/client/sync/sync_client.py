@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, overload
 
 from broker_io.environment import current
-from txnbuffer.checks import check_attempts, check_sync_function, check_sync_result
-from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
+from txnbuffer.checks import check_attempts, check_flag, check_sync_function, check_sync_result
+from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client, check_no_names
 from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.client.reading.starts import Start
 from txnbuffer.client.streams.cursors import DurableCursors
@@ -21,12 +21,14 @@ from txnbuffer.client.streams.tokens import TokenStore
 from txnbuffer.client.sync.portal import InCaller, Portal, SyncObject, blocking
 from txnbuffer.client.sync.sync_transaction import RETURNED, SyncTransaction
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import LimitExceeded, TransactionAborted, retry_pause
+from txnbuffer.errors import InvalidRequest, LimitExceeded, TransactionAborted, retry_pause
 from txnbuffer.streams.failover import ResumeToken
 
 if TYPE_CHECKING:
     from txnbuffer.client.groups.handling import OnError, Processed
     from txnbuffer.client.reading.records import Record, RecordBatch
+    from txnbuffer.databases.publisher import OutboxStatus
+    from txnbuffer.databases.transaction import SyncDatabaseTransaction
 
 Result = TypeVar("Result")
 Handled = TypeVar("Handled")
@@ -42,10 +44,36 @@ class SyncClient(Portal):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.client.describe()}>"
 
+    @overload
     def transaction(
         self, *, name: str | None = None, number: int | None = None, timeout: float | None = None
-    ) -> SyncTransaction:
+    ) -> SyncTransaction: ...
+
+    @overload
+    def transaction(
+        self, *, database: str, connection: object | None = None, wait: bool = False
+    ) -> SyncDatabaseTransaction: ...
+
+    def transaction(
+        self,
+        *,
+        name: str | None = None,
+        number: int | None = None,
+        timeout: float | None = None,
+        database: str | None = None,
+        connection: object | None = None,
+        wait: bool = False,
+    ) -> SyncTransaction | SyncDatabaseTransaction:
         """Return a new transaction; use it with `with`. Arguments and errors are those of `Client.transaction`."""
+        if database is not None:
+            from txnbuffer.databases.transaction import SyncDatabaseTransaction
+
+            self.check()
+            check_no_names(name, number, timeout)
+            link = self.client.database(database)
+            return SyncDatabaseTransaction(link, connection, check_flag(wait, "wait"), self.call)
+        if connection is not None or wait is not False:
+            raise InvalidRequest("connection and wait need database=, a name of connect(databases=…)")
         return SyncTransaction(self, self.client.transaction(name=name, number=number, timeout=timeout))
 
     def run(
@@ -77,6 +105,10 @@ class SyncClient(Portal):
             else:
                 return result
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def outbox_status(self, database: str) -> OutboxStatus:
+        """Return the state of the publisher of a database, as `Client.outbox_status`."""
+        return self.client.outbox_status(database)
 
     outcome = blocking(Client.outcome)
     """Return whether a transaction committed or aborted, as `Client.outcome`."""

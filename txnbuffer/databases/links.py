@@ -1,0 +1,130 @@
+"""The databases of a client: an outbox and its publisher for each
+
+A publisher runs as a task on the client's event loop. If it stops, the next transaction with its database raises
+OutboxStopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from txnbuffer.checks import check_flag
+from txnbuffer.client.base import BaseClient
+from txnbuffer.client.lifecycle import cancel
+from txnbuffer.databases.outbox import MAX_BYTES, Lock, Outbox
+from txnbuffer.databases.publisher import LogClient, OutboxStatus, Publisher
+from txnbuffer.databases.worker import worker_for
+from txnbuffer.errors import InvalidRequest, OutboxStopped
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database for `connect(databases=…)`, with options.
+
+    - `database`: an Engine or AsyncEngine of SQLAlchemy, `django.db.connection`, or a function that returns a new
+      connection of psycopg or sqlite3.
+    - `publish`: whether this client publishes the outbox; False: another process does, such as `txnbuf outbox run`.
+    - `lock`, `max_bytes`: as of Outbox.
+    - `dead_letter`: the topic for groups of records that cannot be published. None: they wait, with those after them.
+    """
+
+    database: Any
+    publish: bool = True
+    lock: Lock | None = None
+    max_bytes: int = MAX_BYTES
+    dead_letter: str | None = None
+
+
+class DatabaseLink:
+    """A database of a client: its outbox, and its publisher if this client publishes."""
+
+    def __init__(self, client: BaseClient, log: LogClient, name: str, options: Database) -> None:
+        self.client = client
+        self.name = name
+        self.database = options.database
+        self.outbox = Outbox(options.database, name, lock=options.lock, max_bytes=options.max_bytes)
+        self.publisher: Publisher | None = None
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        if check_flag(options.publish, "publish"):
+            worker = worker_for(options.database)
+            self.publisher = Publisher(log, name, worker, dead_letter=options.dead_letter)
+            self.outbox.wakers.append(self._wake)
+            self._task = self._loop.create_task(self._run(self.publisher), name=f"outbox {name}")
+
+    async def _run(self, publisher: Publisher) -> None:
+        try:
+            await publisher.run()
+        finally:
+            await publisher.close()
+
+    def _wake(self) -> None:
+        """Wake the publisher, from any thread."""
+        if self.publisher is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.publisher.wake)
+
+    def check(self) -> None:
+        """Raises OutboxStopped if the publisher has stopped."""
+        task = self._task
+        if task is None or not task.done() or task.cancelled() or (error := task.exception()) is None:
+            return
+        raise OutboxStopped(f"the publisher of outbox {self.name!r} has stopped: {error}") from error
+
+    @property
+    def status(self) -> OutboxStatus:
+        """The state of the publisher. Raises InvalidRequest if this client does not publish."""
+        if self.publisher is None:
+            raise InvalidRequest(f"this client does not publish outbox {self.name!r}: ask the process that does")
+        return self.publisher.status
+
+    async def wait_published(self, group: int) -> None:
+        """Wait until the rows of a group, which is committed, are published. Raises OutboxStopped."""
+        if self.publisher is None or self._task is None:
+            raise InvalidRequest(f"this client does not publish outbox {self.name!r}, so it cannot wait for that")
+        waiting = asyncio.ensure_future(self.publisher.wait_for_group(group))
+        try:
+            await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                self.check()
+            await waiting
+        finally:
+            await cancel(waiting)
+
+    async def close(self) -> None:
+        """Stop publishing. Rows that are not published stay in the database."""
+        if self._task is not None:
+            await cancel(self._task)
+
+
+class Databases:
+    """The databases of a client, by name."""
+
+    def __init__(self, client: BaseClient, log: LogClient, databases: Mapping[str, Any]) -> None:
+        self._links: dict[str, DatabaseLink] = {}
+        for name, given in databases.items():
+            options = given if isinstance(given, Database) else Database(given)
+            self._links[name] = DatabaseLink(client, log, name, options)
+
+    def link(self, name: str) -> DatabaseLink:
+        """The database with this name. Raises InvalidRequest if there is none, and OutboxStopped."""
+        found = self._links.get(name)
+        if found is None:
+            known = ", ".join(map(repr, self._links)) or "none"
+            raise InvalidRequest(f"there is no database {name!r}: connect was given {known}")
+        found.check()
+        return found
+
+    def status(self, name: str) -> OutboxStatus:
+        """The state of the publisher of a database. Raises InvalidRequest."""
+        return self._links[name].status if name in self._links else self.link(name).status
+
+    async def close(self) -> None:
+        """Stop all publishers."""
+        for link in self._links.values():
+            await link.close()
+
+
+OpenDatabases = Callable[[BaseClient, LogClient], Databases]
