@@ -27,7 +27,7 @@ from txnbuffer.databases.dialects import KNOWN, Dialect, HoldBack
 from txnbuffer.databases.groups import Group, OutboxRow, Progress, batches
 from txnbuffer.databases.tables import OUTBOX, OUTBOXES
 from txnbuffer.databases.worker import FileTurn, Worker
-from txnbuffer.errors import CallerError, Fenced, NotAuthorized
+from txnbuffer.errors import Fenced, ForeignOutbox, NotAuthorized, OutboxMissing, UnsafeDatabase
 
 Result = TypeVar("Result")
 
@@ -41,12 +41,16 @@ BATCH = 1000
 """Rows of one transaction, or those of one transaction of the database if it has more."""
 DELETE = 1000
 """Published rows that are deleted at once."""
+OTHERS_SECONDS = 0.1
+"""How often a group is looked for that another process may publish."""
 TURN_SECONDS = 1.0
 """How often a publisher tries to get its turn."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before the next attempt after an error; doubles each time."""
 SOON, LATER = 0.001, 0.25
 """Seconds before the next look at the table: after a commit, doubling; and without any."""
+HOPELESS = (ForeignOutbox, OutboxMissing, UnsafeDatabase)
+"""Errors that another attempt would not cure."""
 OF_A_GROUP = (TopicNotFound, MessageTooLarge, NotAuthorized, InvalidMessage)
 """Errors that are about a group and not about the publisher."""
 
@@ -104,6 +108,7 @@ class Publisher:
         self._identity = ""
         self._registered = False
         self._deletable: list[int] = []
+        self._pause = FIRST_PAUSE
         self._woken = asyncio.Event()
         self._published = asyncio.Condition()
         self.status = OutboxStatus(name)
@@ -114,29 +119,23 @@ class Publisher:
         self._woken.set()
 
     async def run(self) -> None:
-        """Publish until cancelled. Raises the errors that another attempt would not cure: ForeignOutbox, UnsafeDatabase
-        and OutboxMissing.
-        """
-        pause = FIRST_PAUSE
+        """Publish until cancelled. Raises ForeignOutbox, UnsafeDatabase and OutboxMissing."""
         while True:
             try:
                 await self._take_turn()
                 await self._open()
-                pause = FIRST_PAUSE
                 await self._publish_all()
-            except CallerError as error:
-                if not isinstance(error, OF_A_GROUP):
-                    self._set(state="stopped", error=error)
-                    raise
-                self._set(state="blocked", error=error)
-            except asyncio.CancelledError:
+            except HOPELESS as error:
+                self._set(state="stopped", error=error)
                 raise
+            except OF_A_GROUP as error:
+                self._set(state="blocked", error=error)
             except Exception as error:
-                LOG.warning("the publisher of outbox %r tries again in %.1f s: %s", self._name, pause, error)
+                LOG.warning("the publisher of outbox %r tries again in %.1f s: %s", self._name, self._pause, error)
                 self._set(state="waiting" if isinstance(error, Fenced) else "unavailable", error=error)
                 await self._close()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(self._pause)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     async def close(self) -> None:
         """Close the connection to the database, after `run` has ended."""
@@ -145,10 +144,17 @@ class Publisher:
     async def wait_for_group(self, group: int) -> None:
         """Wait until the rows of a group, which is committed, are published."""
         last = f"SELECT max(id) FROM {OUTBOX} WHERE grp = ?"  # noqa: S608 - a constant
-        [(number,)] = await self._worker.run(lambda connection: connection.execute(last, group))
-        if number is not None:  # else its rows are published and deleted
-            async with self._published:
-                await self._published.wait_for(lambda: self.status.published >= number)
+        while True:
+            [(number,)] = await self._worker.run(lambda connection: connection.execute(last, group))
+            if number is None:  # its rows are published, and deleted
+                return
+            with suppress(TimeoutError):  # another process may publish them
+                async with asyncio.timeout(OTHERS_SECONDS), self._published:
+                    await self._published.wait_for(partial(self._has_published, number))
+                    return
+
+    def _has_published(self, number: int) -> bool:
+        return self.status.published >= number
 
     # Begin
 
@@ -266,6 +272,7 @@ class Publisher:
 
         await self._client.run(send, name=self._producer, number=number)
         self._registered = True
+        self._pause = FIRST_PAUSE
 
     async def _note_published(self, number: int, rows: int) -> None:
         self._progress.done(number)
