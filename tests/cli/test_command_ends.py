@@ -46,11 +46,11 @@ def test_abort_says_with_its_exit_code_if_the_transaction_has_committed(
 
 def test_group_that_does_not_exist_is_an_error(answers: dict[str, Any]) -> None:
     answers["Groups"] = []
-    missing = run("groups", SERVICE, "nobody")
+    missing = run("groups", "list", SERVICE, "nobody")
     assert isinstance(missing.exception, InvalidRequest)
     assert missing.exception.exit_code == 2
     assert "'nobody'" in str(missing.exception)
-    assert run("groups", SERVICE).exit_code == 0, "no group at all is a fine answer"
+    assert run("groups", "list", SERVICE).exit_code == 0, "no group at all is a fine answer"
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def values(printed: str) -> list[str]:
         ("list",),
         ("describe", "orders"),
         ("abort", "0:1"),
-        ("groups",),
+        ("groups", "list"),
         ("cursors", "list"),
         ("compact", "orders"),
         ("compact",),
@@ -144,7 +144,7 @@ def test_every_command_takes_the_address_first(address: str) -> None:
     assert [row["topic"] for row in listed] == ["orders", "payments"]
     assert json.loads(txnbuf("describe", address, "orders", "--output", "json").stdout)["topic"] == "orders"
     assert values(txnbuf("tail", address, "payments").stdout) == ["1 euro"]
-    assert txnbuf("groups", address).returncode == 0
+    assert txnbuf("groups", "list", address).returncode == 0
     assert txnbuf("cursors", "add", address, "payments", "reader").returncode == 0
     assert json.loads(txnbuf("cursors", "list", address, "--output", "json").stdout)[0]["cursor"] == "reader"
     assert txnbuf("compact", address).returncode == 0
@@ -343,7 +343,7 @@ def test_plurals_are_correct(log: str) -> None:
 
 
 def lag(address: str) -> Any:
-    (row,) = json.loads(txnbuf("groups", address, "g", "--output", "json").stdout)
+    (row,) = json.loads(txnbuf("groups", "list", address, "g", "--output", "json").stdout)
     return row["lag"]
 
 

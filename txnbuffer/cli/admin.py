@@ -1,4 +1,4 @@
-"""Commands on a running service: `txnbuf list`, `describe`, `find-hanging`, `abort`, `groups`, `streams`, `cursors`
+"""Commands on a running service: `txnbuf list`, `describe`, `find-hanging`, `abort`, `streams`, `cursors`
 
 `find-hanging` and `abort` also work on a log that no service has open.
 """
@@ -25,10 +25,9 @@ from txnbuffer.cli.admin_client import (
     services_of,
     with_service,
 )
-from txnbuffer.cli.commands import AddressCommand, CommandGroup, address_argument, complete_topic, topic_argument
+from txnbuffer.cli.commands import AddressCommand, CommandGroup, address_argument, topic_argument
 from txnbuffer.cli.options import LogAddress, log_options, parse_txn
 from txnbuffer.cli.output import narrate, output_option, show_line, show_record, show_rows
-from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Outcome, TxnId
 
 Answer = TypeVar("Answer")
@@ -53,11 +52,11 @@ def list_command(service: ServiceAddress, output: str) -> None:
     of them has ended, which is named on stderr.
     """
     responses = call_all(service, "List")
-    show_rows(_held_back_counted(responses.rows("topic"), output), output, title="topics")
+    show_rows(held_back_counted(responses.rows("topic"), output), output, title="topics")
     responses.check()
 
 
-def _held_back_counted(rows: list[dict[str, Any]], output: str) -> list[dict[str, Any]]:
+def held_back_counted(rows: list[dict[str, Any]], output: str) -> list[dict[str, Any]]:
     """Rows for a table: with the number of messages that are held back, once stderr has named the transactions."""
     if output == "json":
         return rows
@@ -195,40 +194,6 @@ def _abort_without_service(log: LogAddress, txn: TxnId) -> dict[str, Any]:
     cluster_mode = is_cluster(log.address)
     with log.open_for_writing() as broker:
         return asyncio.run(aborted(broker, txn, "txnbuf abort", cluster_mode=cluster_mode))
-
-
-@click.command("groups", cls=AddressCommand)
-@address_argument
-@click.argument("group", required=False)
-@click.option("--forget", is_flag=True, help="Delete the positions of GROUP, which must have no members.")
-@click.option("--topic", metavar="TOPIC", shell_complete=complete_topic,
-              help="With --forget: only the positions on this topic and its partitions.")  # fmt: skip
-@with_service
-@output_option
-def groups_command(group: str | None, forget: bool, topic: str | None, service: ServiceAddress, output: str) -> None:
-    """Show all consumer groups, or GROUP: the member that owns each topic or partition, its position and its lag.
-
-    `generation` increases whenever a topic or partition changes its owner; the previous owner can no longer commit
-    on it. `stage` is stable, rebalancing or empty (no members). `lag` counts the committed records after the
-    position. A member without a topic is idle: there are more members than topics and partitions. `held_back`
-    counts the messages that a group does not get before an open transaction has ended, which is named on stderr.
-
-    Use --forget after a topic was deleted and created again: the group then keeps nothing in the log, and starts
-    at the `start` of its next member.
-    """
-    if forget:
-        if group is None:
-            raise InvalidRequest("--forget needs a GROUP: name the group to forget")
-        show_record(call_owner(service, "ForgetGroup", group=group, topic=topic), output)
-        return
-    if topic is not None:
-        raise InvalidRequest("--topic works with --forget only")
-    responses = call_all(service, "Groups", group=group)
-    if group is not None and not any(responses.each):
-        responses.check()
-        raise InvalidRequest(f"there is no consumer group {group!r}: `txnbuf groups` shows all")
-    show_rows(_held_back_counted(responses.rows("group", "topic"), output), output, title="consumer groups")
-    responses.check()
 
 
 @click.command("streams", cls=AddressCommand)

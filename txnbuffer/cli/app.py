@@ -31,7 +31,7 @@ COMMANDS = {
     "describe": ("admin", "Show the state of a topic and which transaction its readers wait for."),
     "find-hanging": ("admin", "Find long-open transactions that block readers."),
     "abort": ("admin", "Abort an open transaction of any client."),
-    "groups": ("admin", "Show consumer groups: their members, positions and lag."),
+    "groups": ("groups", "Show consumer groups, their members, positions and lag; forget them."),
     "streams": ("admin", "Show open change streams and their progress."),
     "cursors": ("admin", "List, add, advance and remove durable cursors of change streams."),
     "compact": ("compact", "Compact a topic of an embedded log, or set when the service does."),

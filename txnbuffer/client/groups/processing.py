@@ -198,7 +198,7 @@ class _Process:
             raise PositionTrimmed(
                 f"group {group!r} has reached {assignment.end} of {topic!r}, which was trimmed: {error}. If the topic "
                 f"was re-created, or the lost records do not matter, call forget_group({group!r}, {topic!r}) or run "
-                f"`txnbuf groups {group} --forget --topic {topic}` to restart the group there"
+                f"`txnbuf groups forget {group} --topic {topic}` to restart the group there"
             ) from error
         except (StaleGeneration, PositionConflict):
             self.member.rejected(assignment)
