@@ -151,7 +151,7 @@ PRIVATE_TERMS = {
     "losing", "marking", "naming", "numbering", "pace", "patience", "question", "remaking", "silence", "spill",
     "standing", "stretch", "tailing", "tell", "told", "verdict", "whereabouts", "whoever",
 }  # fmt: skip
-"""Words that names of the product must not use in place of the terms of the glossary in docs/architecture.md."""
+"""Words that names of the product must not use in place of the terms of docs/glossary.md."""
 STANDARD_NAMES = {
     "DeadLetter", "Goodbye", "dead_letter", "dead_letter_columns", "dead_letters", "goodbye", "tell",
 }  # fmt: skip
