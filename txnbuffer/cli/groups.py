@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from txnbuffer.cli.admin import held_back_counted
-from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, with_service
+from txnbuffer.cli.admin_client import answers, changed
 from txnbuffer.cli.commands import CommandGroup, address_argument, complete_topic
+from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import output_option, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
 
@@ -22,9 +23,9 @@ def groups_command() -> None:
 @groups_command.command("list")
 @address_argument
 @click.argument("group", required=False)
-@with_service
+@log_options
 @output_option
-def list_groups(group: str | None, service: ServiceAddress, output: str) -> None:
+def list_groups(group: str | None, log: LogAddress, output: str) -> None:
     """Show all consumer groups, or GROUP: the member that owns each topic or partition, its position and its lag.
 
     `generation` increases whenever a topic or partition changes its owner; the previous owner can no longer commit
@@ -32,7 +33,7 @@ def list_groups(group: str | None, service: ServiceAddress, output: str) -> None
     position. A member without a topic is idle: there are more members than topics and partitions. `held_back`
     counts the messages that a group does not get before an open transaction has ended, which is named on stderr.
     """
-    responses = call_all(service, "Groups", group=group)
+    responses = answers(log, "Groups", group=group)
     if group is not None and not any(responses.each):
         responses.check()
         raise InvalidRequest(f"there is no consumer group {group!r}: `txnbuf groups list` shows all")
@@ -45,12 +46,12 @@ def list_groups(group: str | None, service: ServiceAddress, output: str) -> None
 @click.argument("group")
 @click.option("--topic", metavar="TOPIC", shell_complete=complete_topic,
               help="Only the positions on this topic and its partitions.")  # fmt: skip
-@with_service
+@log_options
 @output_option
-def forget_group(group: str, topic: str | None, service: ServiceAddress, output: str) -> None:
+def forget_group(group: str, topic: str | None, log: LogAddress, output: str) -> None:
     """Delete the positions of GROUP, which must have no members.
 
     Use it after a topic was deleted and created again: the group then keeps nothing in the log, and starts at the
     `start` of its next member.
     """
-    show_record(call_owner(service, "ForgetGroup", group=group, topic=topic), output)
+    show_record(changed(log, "ForgetGroup", group=group, topic=topic), output)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from broker_io import canonical_address, is_cluster, open_broker
-from broker_io.errors import InvalidAddress
+from broker_io.errors import InvalidAddress, Locked
 from broker_io.port import Broker
 from txnbuffer.config import Config, load_config
 from txnbuffer.errors import InvalidRequest
@@ -110,8 +110,12 @@ class LogAddress(NamedTuple):
             more = {} if compacted is None else {"compacted_prefix": compacted}
             return open_broker(self.address, **self.config.pulsar.options() | more)
         if not self.address.startswith("file:"):
-            return open_broker(self.address)
-        return open_broker(self.address, **self._log_options())
+            return self.open_for_reading()
+        try:
+            return open_broker(self.address, **self._log_options())
+        except Locked as error:
+            owned = str(error).partition(", or open the log")[0]
+            raise Locked(f"{owned}, or give the address of its service, txnbuf://HOST:PORT") from None
 
     def open_to_serve(self) -> Broker:
         """Open a broker as its owner, or as one of a pair if one is configured."""
