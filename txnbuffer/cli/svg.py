@@ -16,7 +16,7 @@ WIDTH = 480
 """Pixels of a drawing, so that its text is readable on a page of 500."""
 SHOWN_WIDTH = 600
 """Pixels of a drawing on a wide page."""
-LETTER = {True: 0.62, False: 0.56}
+MEAN_WIDTH = {True: 0.62, False: 0.56}
 """Upper bounds of the mean width of a letter, as a part of the size: monospace, and not."""
 
 LIGHT = {
@@ -47,7 +47,7 @@ STYLE = (
 
 def text_width(text: str, *, mono: bool = False, size: float = SIZE) -> float:
     """An upper bound of the pixels that a text needs."""
-    return len(text) * LETTER[mono] * size
+    return len(text) * MEAN_WIDTH[mono] * size
 
 
 def fitted(text: str, width: float, *, mono: bool = False) -> str:
