@@ -32,7 +32,7 @@ QUESTIONS = (
 
 
 class Answers(NamedTuple):
-    """The answers of a service, of its directory while it runs and later, and the files before and after the last ones."""
+    """The answers of a service, and of its directory while it runs and later; the files before and after the latter."""
 
     service: list[Any]
     meanwhile: list[Any]

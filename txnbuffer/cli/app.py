@@ -27,8 +27,9 @@ from txnbuffer.cli.commands import CommandGroup
 COMMANDS = {
     "serve": ("serve", "Serve transactions on a log until SIGTERM."),
     "produce": ("produce", "Send lines of standard input as records in transactions."),
-    "list": ("admin", "List the topics of a running service."),
+    "list": ("admin", "List topics and how far they can be read."),
     "describe": ("admin", "Show the state of a topic and which transaction its readers wait for."),
+    "topics": ("topics", "List, describe, create and delete topics."),
     "find-hanging": ("admin", "Find long-open transactions that block readers."),
     "abort": ("admin", "Abort an open transaction of any client."),
     "groups": ("groups", "Show consumer groups, their members, positions and lag; forget them."),
