@@ -44,6 +44,7 @@ COMMANDS = {
     "recover": ("recovery", "Rebuild transaction state from the log and compare it with the snapshot."),
     "audit": ("audit", "Compare the latest value of each key with another copy of a topic."),
     "tail": ("tail", "Print records as they become visible."),
+    "consume": ("consume", "Print each committed record once for a consumer group, or run a command for it."),
     "relay": ("relay", "Copy the committed records of a topic to another topic, exactly once."),
     "materialize": ("materialize", "Keep the latest value of each key in a SQLite table."),
     "pipeline": ("pipeline", "Run Spark jobs: export, audit, recover, compact and profile."),
