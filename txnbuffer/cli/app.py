@@ -23,6 +23,7 @@ from broker_io.environment import set_up_grpc
 from broker_io.errors import EnvironmentFault, Error
 from txnbuffer import __version__
 from txnbuffer.cli.commands import CommandGroup
+from txnbuffer.cli.global_options import SHOWN
 
 COMMANDS = {
     "serve": ("serve", "Serve transactions on a log until SIGTERM."),
@@ -52,7 +53,7 @@ COMMANDS = {
     "bench": ("installation", "Run the benchmarks and print one JSON object per line."),
     "token": ("access", "Create, list and revoke tokens for a service."),
     "access": ("access", "Check a policy, and what it allows."),
-    "config": ("installation", "Show the configuration and the environment variable of each setting."),
+    "config": ("installation", "Show the configuration, and where each value comes from."),
     "completions": ("installation", "Print the completion script of a shell."),
     "demo": ("demo", "Write a year of flights in transactions while processes are killed."),
 }
@@ -97,6 +98,8 @@ def can_run_benchmarks() -> bool:
 class Commands(CommandGroup):
     """A group that imports a command only when it runs, so that `txnbuf --help` is fast."""
 
+    inherited = ()
+
     def make_context(self, *arguments: Any, **named: Any) -> click.Context:
         with output_errors():
             return super().make_context(*arguments, **named)
@@ -120,14 +123,15 @@ class Commands(CommandGroup):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, params=[*SHOWN], context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="txnbuf")
 def app() -> None:
     """Transactions for Apache Pulsar from Python.
 
     An ADDRESS is file:DIR for an embedded log, txnbuf://HOST:PORT for a running service, or
     pulsar://HOST:PORT/TENANT/NAMESPACE for a Pulsar namespace. Without ADDRESS a command works on that of
-    TXNBUFFER_ADDRESS, else on the service at txnbuf://127.0.0.1:7711.
+    TXNBUFFER_ADDRESS, else of the profile, else on the service at txnbuf://127.0.0.1:7711. Profiles are in
+    ~/.config/txnbuffer.toml, or the file of TXNBUFFER_CONFIG. These options are accepted after a command as well.
 
     Exit codes: 0 success; 1 success, but the command found a problem in what it examined; 2 invalid
     request; 3 another process failed or fenced this one; 4 storage failed; 5 this machine lacks something,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from typing import Any, TypeAlias
 import click
 
 Row: TypeAlias = Mapping[str, Any]
+
+MESSAGES = logging.getLogger("txnbuffer.messages")
 
 CELL_WIDTH = 200
 """Maximum characters of a table cell on a terminal; what other programs read is never cut."""
@@ -123,8 +126,8 @@ def has_style() -> bool:
 
 
 def narrate(line: str) -> None:
-    """Print a message to stderr, for the person at the terminal."""
-    click.echo(line, err=True)
+    """Print a message to stderr, for the person at the terminal; `txnbuf -q` leaves it out."""
+    MESSAGES.info("%s", line)
 
 
 def _cell(value: Any) -> str:
