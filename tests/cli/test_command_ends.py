@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from txnbuffer import connect
 from txnbuffer.cli import admin_client
 from txnbuffer.cli.app import app
-from txnbuffer.cli.output import CELL_WIDTH, show_record
+from txnbuffer.cli.output import CELL_WIDTH, show_rows
 from txnbuffer.client.connection import ADMIN_VARIABLE
 from txnbuffer.errors import InvalidRequest
 
@@ -81,10 +81,10 @@ def test_inspect_log_says_that_there_are_more_messages(log: str) -> None:
 
 def test_cells_are_cut_on_a_terminal_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     long = "x" * CELL_WIDTH + "the end"
-    show_record({"problem": long}, "table")
+    show_rows([{"problem": long}], "table")
     assert long in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show_record({"problem": long}, "table")
+    show_rows([{"problem": long}], "table")
     assert "…" in capsys.readouterr().out
 
 
