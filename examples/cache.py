@@ -3,8 +3,15 @@ r"""Cache: a dictionary in memory that equals a topic, kept up to date by a chan
 The stream begins with the newest record of each key, then delivers each change in order. It reconnects by itself, and
 says what to undo if the history of the topic branched, for example after a restore.
 
-    printf '%s\n' apples=120 pears=80 | txnbuf produce pulsar://localhost:6650/public/default prices --key-separator =
-    python examples/cache.py prices                 # until Ctrl-C; produce other prices meanwhile
+    printf '%s\n' apples=120 pears=80 | txnbuf produce file:data prices --key-separator =
+    python examples/cache.py prices                 # until Ctrl-C
+
+Only one process can open `file:data`, so nothing else changes the prices while this program runs. To change them
+meanwhile, let a service own the directory, and give both programs its address:
+
+    txnbuf serve file:data --listen 127.0.0.1:7711
+    TXNBUFFER_ADDRESS=txnbuf://127.0.0.1:7711 python examples/cache.py prices
+    echo apples=130 | txnbuf produce txnbuf://127.0.0.1:7711 prices --key-separator =
 
 A cache that has to survive restarts keeps its tokens: see `store=` of `client.stream`, and `txnbuf materialize`, which
 keeps a topic as a table of SQLite.
@@ -19,8 +26,7 @@ from contextlib import suppress
 
 from txnbuffer import Client, Rollback, TopicNotFound, connect
 
-ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "pulsar://localhost:6650/public/default")
-ADMIN_URL = os.environ.get("TXNBUFFER_PULSAR_ADMIN_URL", "http://localhost:8080")
+ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "file:data")
 
 
 class Cache:
@@ -35,15 +41,19 @@ class Cache:
         self.values: dict[bytes, bytes] = {}
 
     async def follow(self, client: Client) -> None:
-        """Apply the changes of the topic until the client is closed."""
-        while True:
-            try:
-                return await self._apply(client)
-            except TopicNotFound:  # nobody has written to it yet
-                self.ready.set()
-                await asyncio.sleep(0.5)
+        """Apply the changes of the topic until the client is closed. The cache is not ready after an error."""
+        try:
+            while True:
+                try:
+                    return await self._apply(client)
+                except TopicNotFound:  # nobody has written to it yet
+                    self.ready.set()
+                    await asyncio.sleep(0.5)
+        finally:
+            self.ready.clear()
 
     async def _apply(self, client: Client) -> None:
+        self.values.clear()  # of an earlier call, since which keys may have been deleted
         async with client.stream(self.topic) as stream:
             async for change in stream:
                 if isinstance(change, Rollback):  # this cache remembers no older values, so it starts over
@@ -68,7 +78,7 @@ class Cache:
 
 
 async def main(topic: str) -> None:
-    async with connect(ADDRESS, broker_options={"admin_url": ADMIN_URL}) as client:
+    async with connect(ADDRESS) as client:
         cache = Cache(topic)
         following = asyncio.create_task(cache.follow(client))
         shown: dict[bytes, bytes] | None = None

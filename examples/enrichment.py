@@ -2,13 +2,16 @@ r"""Exactly-once enrichment: orders in, invoices out, each order once.
 
 Reads the topic `orders` as the consumer group `invoicing`, looks up the price of the item in the topic `prices`, and
 sends an invoice. The invoice and the position of the group commit in one transaction, so an order has one invoice
-however often the program is killed. Start it several times and its processes share the partitions of `orders`. An order
-that cannot be invoiced goes to the topic `orders-failed`, with the error in its properties.
+however often the program is killed. An order that cannot be invoiced goes to the topic `orders-failed`, with the error
+in its properties.
 
-    printf '%s\n' apples=120 pears=80 | txnbuf produce pulsar://localhost:6650/public/default prices --key-separator =
-    echo '{"key": "order-1", "value": {"item": "apples", "count": 3}}' |
-        txnbuf produce pulsar://localhost:6650/public/default orders --json
+    printf '%s\n' apples=120 pears=80 | txnbuf produce file:data prices --key-separator =
+    echo '{"key": "order-1", "value": {"item": "apples", "count": 3}}' | txnbuf produce file:data orders --json
     python examples/enrichment.py                   # until Ctrl-C
+    txnbuf tail file:data invoices
+
+Only one process can open `file:data`. With the address of a service or a cluster in TXNBUFFER_ADDRESS, other programs
+send orders meanwhile, and if you start this one several times, its processes share the partitions of `orders`.
 """
 
 from __future__ import annotations
@@ -22,8 +25,7 @@ from cache import Cache
 
 from txnbuffer import JsonDeserializer, JsonSerializer, Record, Transaction, connect, dead_letter
 
-ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "pulsar://localhost:6650/public/default")
-ADMIN_URL = os.environ.get("TXNBUFFER_PULSAR_ADMIN_URL", "http://localhost:8080")
+ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "file:data")
 
 
 def invoice(order: dict[str, Any], prices: Cache) -> dict[str, Any]:
@@ -38,7 +40,6 @@ async def main() -> None:
     async with (
         connect(
             ADDRESS,
-            broker_options={"admin_url": ADMIN_URL},
             serializer=JsonSerializer(),
             deserializers={"orders": JsonDeserializer()},
         ) as client,

@@ -1,14 +1,18 @@
-"""Lakehouse: a topic as a Parquet table, and a report from it that goes back to Pulsar, with Spark.
+"""Lakehouse: a topic as a Parquet table, and a report from it that goes to another topic, with Spark.
 
 1. A streaming query appends the committed records of `orders` to the table `lake/orders`. Its checkpoint says how far
    it is, so each record is in the table once, however often the job is killed.
 2. A batch query sums the table by item.
 3. The sums are written to the topic `sales` in one transaction: readers see all of the new report or none of it.
 
-    pip install 'txnbuffer[pulsar,spark]'           # and Java 17
+    pip install 'txnbuffer[spark]'                  # and Java 17
+    echo '{"key": "order-1", "value": {"item": "apples", "count": 3}}' | txnbuf produce file:data orders --json
     python examples/lakehouse.py                    # reads what is new, and ends; run it from a scheduler
+    txnbuf tail file:data sales
 
-The values of `orders` are JSON objects with `item` and `count`.
+Spark reads `file:data` also while another process owns it, but only the owner can write to it: to run this beside a
+program that is connected, give both the address of a service. A report of many rows is written by Spark's tasks, with
+`report.write.format("txnbuffer")`, which needs a service or a cluster.
 """
 
 from __future__ import annotations
@@ -19,18 +23,16 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from txnbuffer import JsonSerializer, connect
 from txnbuffer.pipeline.spark.session import open_session
 
-ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "pulsar://localhost:6650/public/default")
-ADMIN_URL = os.environ.get("TXNBUFFER_PULSAR_ADMIN_URL", "http://localhost:8080")
+ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "file:data")
 LAKE = Path(os.environ.get("LAKE", "lake")).absolute()
-
-BROKER = {"broker": ADDRESS, "pulsar.admin_url": ADMIN_URL}
 
 
 def ingest(spark: SparkSession) -> None:
     """Append the records that were committed since the last run to the table of orders."""
-    records = spark.readStream.format("txnbuffer").options(topics="orders", **BROKER).load()
+    records = spark.readStream.format("txnbuffer").options(topics="orders", broker=ADDRESS).load()
     order = f.from_json(f.col("value").cast("string"), "item STRING, count LONG")
     table = records.select("topic", "position", f.col("key").cast("string"), "publish_time", order.alias("order"))
     query = (
@@ -50,8 +52,10 @@ def sales(spark: SparkSession) -> DataFrame:
 
 def publish(report: DataFrame) -> None:
     """Write a report to the topic `sales`, in one transaction."""
-    rows = report.select(f.col("item").alias("key"), f.to_json(f.struct("item", "count")).alias("value"))
-    rows.write.format("txnbuffer").mode("append").options(topic="sales", **BROKER).save()
+    rows = report.collect()
+    with connect(ADDRESS, serializer=JsonSerializer()) as client, client.transaction() as txn:
+        for row in rows:
+            txn.send("sales", row.asDict(), key=row["item"])
 
 
 def main() -> None:

@@ -1,13 +1,16 @@
 """Outbox: publish what a database transaction wrote, each message once.
 
-A shop writes an order and the messages about it in one transaction of SQLite. The publisher sends the messages to
-Pulsar as the named producer `outbox`; the number of a transaction is that of its last order. So the log itself knows
+A shop writes an order and the messages about it in one transaction of SQLite. The publisher sends the messages
+as the named producer `outbox`; the number of a transaction is that of its last order. So the log itself knows
 which orders were published: a publisher that is killed at any moment, or started twice, publishes nothing twice, and
 the messages of an order appear together.
 
     python examples/outbox.py order apples 3        # as often as you like
     python examples/outbox.py publish               # until Ctrl-C
-    txnbuf tail pulsar://localhost:6650/public/default orders stock
+    txnbuf tail file:data orders stock
+
+Only the publisher can open `file:data`, beside readers like `txnbuf tail`. If other programs write too or consume the
+topics, all of them get the address of a service or a cluster in TXNBUFFER_ADDRESS.
 
 The numbers of orders must become visible in order. SQLite has one writer at a time, so they do. On a database with
 concurrent writers, lock the outbox table while an order is written. If the database is restored from a backup, let its
@@ -23,11 +26,9 @@ import time
 from contextlib import closing, suppress
 from functools import partial
 
-from txnbuffer import ProducerFenced, PulsarOptions, SyncClient, SyncTransaction, connect
+from txnbuffer import ProducerFenced, SyncClient, SyncTransaction, connect
 
-ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "pulsar://localhost:6650/public/default")
-ADMIN_URL = os.environ.get("TXNBUFFER_PULSAR_ADMIN_URL", "http://localhost:8080")
-CLUSTER: PulsarOptions | None = {"admin_url": ADMIN_URL} if ADDRESS.startswith("pulsar") else None
+ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "file:data")
 DATABASE = os.environ.get("DATABASE", "shop.db")
 
 PRODUCER = "outbox"
@@ -90,7 +91,7 @@ def main() -> None:
             case ["order", item, count]:
                 print("order", place_order(database, item, int(count)))
             case ["publish"]:
-                with connect(ADDRESS, broker_options=CLUSTER) as client:
+                with connect(ADDRESS) as client:
                     try:
                         publish(database, client)
                     except ProducerFenced:

@@ -15,6 +15,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from broker_io.environment import set_up_grpc
 
+os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # no test reads the configuration file of who runs it
+for variable in ("TXNBUFFER_CONFIG", "TXNBUFFER_PROFILE"):
+    os.environ.pop(variable, None)
 set_up_grpc()  # servers run in the process of tests, which starts others
 
 pytest_plugins = ["txnbuffer.testing", "pulsar_fixtures", "spark_session"]

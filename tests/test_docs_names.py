@@ -144,7 +144,7 @@ def unknown(line: str) -> list[str]:
     command = all_commands()[name]
     if isinstance(command, click.Group) and re.fullmatch(r"[a-z-]+", "".join(words[1:2])):
         return [" ".join(words[:2])]  # a group is named alone, or with one of its commands
-    known = options(command) | {"--help"}
+    known = options(command) | options(app.app)
     return [each for word in words if (each := word.partition("=")[0]).startswith("--") and each not in known]
 
 
@@ -152,7 +152,7 @@ def test_commands_and_options_that_are_named_exist() -> None:
     found = named(COMMAND, *PAGES, *SOURCES, *OTHER_TEXTS)
     assert len(found) > 100
     assert {place: unknown(line) for line, place in found.items() if unknown(line)} == {}
-    every = {each for command in all_commands().values() for each in options(command)} | FOREIGN_OPTIONS
+    every = {each for command in (app.app, *all_commands().values()) for each in options(command)} | FOREIGN_OPTIONS
     assert {each: place for each, place in named(OPTION, *PAGES).items() if each not in every} == {}
 
 

@@ -16,7 +16,7 @@ ROOMS = (
     ("service.cluster", "service.streams"),
     ("service.engine",),
     ("service.servers",),
-    ("service.offline", "service.process"),
+    ("service.offline", "service.process", "service.stored"),
     ("client.lifecycle", "client.producer_names", "client.serializers", "client.topic_names", "client.topic_queries"),
     ("client.path", "client.reading"),
     ("client.session",),

@@ -151,7 +151,7 @@ PRIVATE_TERMS = {
     "losing", "marking", "naming", "numbering", "pace", "patience", "question", "remaking", "silence", "spill",
     "standing", "stretch", "tailing", "tell", "told", "verdict", "whereabouts", "whoever",
 }  # fmt: skip
-"""Words that names of the product must not use in place of the terms of the glossary in docs/architecture.md."""
+"""Words that names of the product must not use in place of the terms of docs/glossary.md."""
 STANDARD_NAMES = {
     "DeadLetter", "Goodbye", "dead_letter", "dead_letter_columns", "dead_letters", "goodbye", "tell",
 }  # fmt: skip
@@ -160,7 +160,7 @@ PRIVATE_WORDS = (
     "anew", "are none", "beside", "borders?", "carr(?:y|ies) out", "dials?", "dialled", "everybody", "extents?",
     "goes on", "impatience", "impatient", "in vain", "intakes?", "is none", "keepers?", "numberings?", "of ours",
     "patience", "remade", "remak(?:e|es|ing|ings)", "so often", "stands", "stretch(?:es)?", "tailings?", "takes up",
-    "telling", "told", "verdicts?", "whereabouts", "whoever",
+    "telling", "time-outs?", "told", "verdicts?", "whereabouts", "whoever",
 )  # fmt: skip
 """Words and phrases that neither docs nor comments, texts and names of the product use."""
 STANDARD_PHRASES = re.compile(
@@ -554,7 +554,7 @@ def test_private_names_are_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Whoever reads", "# waits in\n    # vain", "0 attempts are none", "`KEEPERS`", "told"]
+    "text", ["Whoever reads", "# waits in\n    # vain", "0 attempts are none", "`KEEPERS`", "told", "Time-outs"]
 )
 def test_private_words_are_seen(text: str) -> None:
     assert len(private_words(text)) == 1

@@ -9,6 +9,7 @@ from broker_io.port import Broker
 from broker_io.position import Position, Positions
 from txnbuffer.model import Marker, MarkerItem, Outcome, TxnId
 from txnbuffer.protocol import encode_marker, transactional
+from txnbuffer.recordset import pack
 
 
 class TopicWriter:
@@ -28,6 +29,11 @@ class TopicWriter:
         first = self._written[txn] + 1 if first_seq is None else first_seq
         self._written[txn] = max(self._written[txn], first + len(values) - 1)
         return self._append(transactional(_batch(values, key), TxnId(0, txn), first))
+
+    def record_set(self, txn: int, *values: str | None, key: str | None = None) -> Positions:
+        first = self._written[txn] + 1
+        self._written[txn] += len(values)
+        return self._append(Batch.of([pack(_batch(values, key), TxnId(0, txn), first)]))
 
     def commit(self, *txns: int) -> Position:
         return self._mark(Outcome.COMMIT, txns)

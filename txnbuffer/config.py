@@ -114,7 +114,24 @@
     cursor_bytes = 17179869184  # a durable cursor that retains more bytes is dropped; 0: never
 
 The environment variable of a key is `TXNBUFFER_LOG_SEGMENT_BYTES`, the flag `--set log.segment_bytes=…`. No flag sets
-a secret, because other users of the machine see the arguments of a process.
+a secret, because other users of the machine see the arguments of a process. A file with a secret in it is refused if
+others may read it.
+
+Before the sections, and in each profile, the file may say what commands work on. A profile has the same keys and
+sections, which take precedence over those at the top level:
+
+    default_profile = "dev"     # the profile that is used if neither --profile nor TXNBUFFER_PROFILE names one
+    address = "file:/srv/log"   # the ADDRESS of commands that are given none
+    tls_ca = ""                 # how to connect to the service at this address: PEM files, and a file with the token;
+    tls_cert = ""               # not used for another address
+    tls_key = ""
+    token_file = ""
+
+    [profiles.dev]
+    address = "txnbuf://dev.example:7711"
+    tls_ca = "/etc/ssl/dev.pem"
+    [profiles.dev.streams]
+    readers = 4
 """
 
 from __future__ import annotations
@@ -129,6 +146,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker_io.environment import current
+from broker_io.permissions import read_checked
 from broker_io.port import MAX_MESSAGE_BYTES
 from txnbuffer.errors import InvalidConfiguration
 
@@ -143,9 +161,14 @@ USER_INFO = re.compile("//[^/]*@")
 
 NO_SETTINGS = {
     *(PREFIX + name for name in ("ADDRESS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN", "TOKEN_FILE", "CACHE")),
+    *(PREFIX + name for name in ("CONFIG", "PROFILE")),
     *(f"{PREFIX}PULSAR_{name}" for name in ("URL", "ADMIN", "IMAGE", "REQUIRE", "HOME")),
 }
 """Variables with this prefix that are not settings, but options of commands, tests and the demo."""
+
+CONNECTION = ("address", "tls_ca", "tls_cert", "tls_key", "token_file")
+"""Keys of a file outside of its sections, and of a profile: what commands work on, and how they connect to it."""
+DEFAULT_PROFILE, PROFILES = "default_profile", "profiles"
 
 ABOVE_0 = {
     "service": ("max_clients", "max_connections", "shards"),
@@ -336,6 +359,19 @@ class _Setting:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration and where it comes from."""
+
+    config: Config
+    connection: Mapping[str, str]
+    """The values of `CONNECTION` that the file has."""
+    sources: Mapping[str, str]
+    """The sources of the values that are not built in: of `section.key`, and of the keys of `connection`."""
+    path: str | None = None
+    profile: str | None = None
+
+
 def load_config(
     path: str | None = None,
     environ: Mapping[str, str] | None = None,
@@ -344,28 +380,105 @@ def load_config(
     option: str = "--set",
 ) -> Config:
     """Return the configuration from all sources. `option`: the flag's name, for errors. Raises InvalidConfiguration."""
+    return load(path, environ, flags, option=option).config
+
+
+def load(
+    path: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Iterable[str] = (),
+    *,
+    option: str = "--set",
+    profile: str | None = None,
+) -> LoadedConfig:
+    """`load_config` with the sources. `profile`: that of the file instead of the one of the environment."""
+    environ = environ or {}
+    if path is None and profile is not None:
+        raise InvalidConfiguration(f"there is no profile {profile!r}: no configuration file is used")
+    chosen = profile or environ.get(f"{PREFIX}PROFILE") or None
+    name, tables = (None, []) if path is None else _tables(path, chosen)
+    connection: dict[str, tuple[str, str]] = {}
+    for source, table in tables:
+        found = {key: (_text(key, table[key], source), source) for key in CONNECTION if table.get(key)}
+        connection = found if "address" in found else connection | found  # credentials belong to their address
+    sources = {key: source for key, (_, source) in connection.items()}
     config = Config()
-    for setting in (*_from_file(path), *_from_environment(environ or {}), *_from_flags(flags, option)):
+    of_files = [setting for source, table in tables for setting in _settings(table, source)]
+    for setting in (*of_files, *_from_environment(environ), *_from_flags(flags, option)):
         config = _apply(config, setting)
-    return config
+        sources[f"{setting.section}.{setting.key}"] = setting.source
+    return LoadedConfig(config, {key: text for key, (text, _) in connection.items()}, sources, path, name)
 
 
-def _from_file(path: str | None) -> Iterator[_Setting]:
-    if path is None:
-        return
+def _tables(path: str, profile: str | None) -> tuple[str | None, list[tuple[str, dict[str, Any]]]]:
+    """The name of the profile of a file, if one is used, and the tables in effect with their sources."""
+    top = _read(path)
+    profiles, default = top.pop(PROFILES, {}), top.pop(DEFAULT_PROFILE, None)
+    if not isinstance(profiles, dict):
+        raise InvalidConfiguration(f"{path}: {PROFILES} must be tables: write [{PROFILES}.NAME]")
+    tables = {name: (f"{path}, profile {name}", table) for name, table in profiles.items()}
+    for source, table in ((path, top), *tables.values()):
+        if not isinstance(table, dict):
+            raise InvalidConfiguration(f"{source} must be a table, got {_shown(table)}")
+        for setting in _settings(table, source):  # those of a profile that is not used are checked as well
+            _apply(Config(), setting)
+        for key in CONNECTION:
+            _text(key, table.get(key, ""), source)
+    name = default if profile is None else profile
+    if name is None:
+        return None, [(path, top)]
+    if not isinstance(name, str) or name not in tables:
+        whose = f"{DEFAULT_PROFILE} names" if profile is None else "there is"
+        raise InvalidConfiguration(f"{path}: {whose} no profile {_shown(name)}; it has {', '.join(tables) or 'none'}")
+    return name, [(path, top), tables[name]]
+
+
+def _read(path: str) -> dict[str, Any]:
+    """The content of a file, which must be private if there is a secret in it."""
+    secret = ""
     try:
         tables = tomllib.loads(current().disk.read(path).decode())
+        if secret := _first_secret(tables):
+            read_checked(path, secret=True)
     except OSError as error:
-        raise InvalidConfiguration(f"cannot read configuration {path}: {error.strerror}") from error
+        what = f"configuration {path}, which has the secret {secret}" if secret else f"configuration {path}"
+        raise InvalidConfiguration(f"cannot read {what}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidConfiguration(f"{path} is not valid TOML: {error}") from error
-    for section, table in tables.items():
-        if not isinstance(table, dict):
-            raise InvalidConfiguration(f"{path}: key {section!r} is outside of a section; sections are {_sections()}")
-        for key, value in table.items():
-            yield _Setting(section, key, value, path)
-        if not table:
-            _section(Config(), section, path)
+    return tables
+
+
+def _first_secret(tables: dict[str, Any]) -> str:
+    """The name of a setting in a file that is a secret, or has a password in its URL; empty if there is none."""
+    profiles = tables.get(PROFILES)
+    for table in (tables, *(profiles.values() if isinstance(profiles, dict) else ())):
+        for section, values in table.items() if isinstance(table, dict) else ():
+            for key, value in values.items() if isinstance(values, dict) else ():
+                if _is_secret(section, key, value) or (isinstance(value, str) and USER_INFO.search(value)):
+                    return f"{section}.{key}"
+    return ""
+
+
+def _settings(table: Mapping[str, Any], source: str) -> Iterator[_Setting]:
+    """The settings in the sections of a table."""
+    for section, values in table.items():
+        if section in CONNECTION:
+            continue
+        if not isinstance(values, dict):
+            raise InvalidConfiguration(
+                f"{source}: key {section!r} is outside of a section; keys there are {', '.join(CONNECTION)}, and "
+                f"sections are {_sections()}"
+            )
+        for key, value in values.items():
+            yield _Setting(section, key, value, source)
+        if not values:
+            _section(Config(), section, source)
+
+
+def _text(key: str, value: Any, source: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidConfiguration(f"{source}: {key} must be text, got {_shown(value)}")
+    return value
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[_Setting]:

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from txnbuffer import connect
 from txnbuffer.cli import admin_client
 from txnbuffer.cli.app import app
-from txnbuffer.cli.output import CELL_WIDTH, show_record
+from txnbuffer.cli.output import CELL_WIDTH, show_rows
 from txnbuffer.client.connection import ADMIN_VARIABLE
 from txnbuffer.errors import InvalidRequest
 
@@ -46,11 +46,11 @@ def test_abort_says_with_its_exit_code_if_the_transaction_has_committed(
 
 def test_group_that_does_not_exist_is_an_error(answers: dict[str, Any]) -> None:
     answers["Groups"] = []
-    missing = run("groups", SERVICE, "nobody")
+    missing = run("groups", "list", SERVICE, "nobody")
     assert isinstance(missing.exception, InvalidRequest)
     assert missing.exception.exit_code == 2
     assert "'nobody'" in str(missing.exception)
-    assert run("groups", SERVICE).exit_code == 0, "no group at all is a fine answer"
+    assert run("groups", "list", SERVICE).exit_code == 0, "no group at all is a fine answer"
 
 
 @pytest.fixture
@@ -81,10 +81,10 @@ def test_inspect_log_says_that_there_are_more_messages(log: str) -> None:
 
 def test_cells_are_cut_on_a_terminal_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     long = "x" * CELL_WIDTH + "the end"
-    show_record({"problem": long}, "table")
+    show_rows([{"problem": long}], "table")
     assert long in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show_record({"problem": long}, "table")
+    show_rows([{"problem": long}], "table")
     assert "…" in capsys.readouterr().out
 
 

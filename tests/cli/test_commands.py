@@ -166,7 +166,7 @@ def test_tail_uncommitted_prints_every_record(directory: Path) -> None:
     ("arguments", "code", "message"),
     [
         (["tail", "file:{d}", "nowhere"], 2, "there is no topic 'nowhere' to read: create it, correct the name, or"),
-        (["tail", "file:{d}", "orders", "--from", "middle"], 2, "give beginning, end, a position or a time"),
+        (["tail", "file:{d}", "orders", "--from", "middle"], 2, "give beginning, end, a seqno, a position or a time"),
         (["tail", "smtp:x", "orders"], 2, "'smtp:x' is not a broker address"),
         (["tail", "file:{d}/none", "orders"], 4, "none"),
         (["inspect", "buffer", "file:{d}", "orders", "--txn", "x"], 2, "'x' is not a transaction id"),

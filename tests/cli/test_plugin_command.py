@@ -110,4 +110,4 @@ def test_commands_about_brokers_ask_for_a_cluster_at_once(command: str) -> None:
     assert found.returncode == 2
     assert "Missing argument 'ADDRESS': write pulsar://HOST:PORT, or set TXNBUFFER_ADDRESS" in found.stderr
     text = " ".join(txnbuf("plugin", command, "--help").stdout.split())
-    assert text.endswith("Without ADDRESS: that of the environment variable TXNBUFFER_ADDRESS.")
+    assert "Without ADDRESS: that of the environment variable TXNBUFFER_ADDRESS, else of the profile. Also" in text

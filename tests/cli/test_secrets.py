@@ -61,6 +61,7 @@ def test_objects_with_secrets_do_not_show_them(tmp_path: Path) -> None:
 
 def test_configuration_hides_secrets(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
+    file.touch(0o600)
     file.write_text(f'[pulsar]\nadmin_url = "https://me:{CANARY}@h/x"\n')
     for output in ("table", "json"):
         done = txnbuf("config", "show", "--config", str(file), "--output", output, environ=IN_ENVIRONMENT)

@@ -17,7 +17,7 @@ from txnbuffer.cli import admin_client
 from txnbuffer.cli.admin_client import ServiceAddress
 from txnbuffer.cli.app import app
 from txnbuffer.cli.commands import VARIABLE
-from txnbuffer.errors import Error, ForeignTopic, ForeignTransaction, InvalidRequest, ServiceUnavailable
+from txnbuffer.errors import Error, ForeignTopic, ForeignTransaction, ServiceUnavailable
 from txnbuffer.model import Outcome
 
 BOTH = "first:1,second:2"
@@ -81,13 +81,20 @@ def test_a_transaction_across_shards_hangs_once() -> None:
 def test_the_owning_shard_responds() -> None:
     assert called("describe", "b")["topic"] == "b"
     assert called("abort", "1:7")["outcome"] == "ABORT"
-    assert called("groups", "g", "--forget", "--topic", "b") == {"group": "g", "topic": "b"}
+    assert called("groups", "forget", "g", "--topic", "b") == {"group": "g", "topic": "b"}
 
 
-@pytest.mark.parametrize("words", [["--forget"], ["g", "--topic", "b"]])
-def test_forget_needs_a_group_and_topic_needs_forget(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["forget"], "Missing argument 'GROUP'"),
+        (["list", "g", "--topic", "b"], "No such option"),
+        (["g", "--forget"], "No such command 'g'"),
+    ],
+)
+def test_forget_needs_a_group_and_only_forget_has_a_topic(words: list[str], sentence: str) -> None:
     result = CliRunner().invoke(app, ["groups", *words], env={VARIABLE: BOTH})
-    assert isinstance(result.exception, InvalidRequest)
+    assert (result.exit_code, sentence in result.stderr) == (2, True), result.output
 
 
 @pytest.mark.parametrize(
@@ -95,7 +102,7 @@ def test_forget_needs_a_group_and_topic_needs_forget(words: list[str]) -> None:
     [
         (("list",), [{"topic": "a"}, {"topic": "c"}]),
         (("find-hanging",), [row("0:1", "a", "s", 30.0), row("1:7", "a", None, 20.0)]),
-        (("groups",), [{"group": "g", "topic": "a"}]),
+        (("groups", "list"), [{"group": "g", "topic": "a"}]),
         (("cursors", "list"), [{"topic": "a", "cursor": "k"}]),
     ],
 )

@@ -114,13 +114,13 @@ def test_commands_on_a_service_say_what_is_held_back_from_topics_and_groups(tmp_
         send_beside(client, open_one)
         client.process("orders", "g", lambda txn, record: None, idle_timeout=0.01)
         at = f"txnbuf://127.0.0.1:{service.port}"
-        for command in ("list", "groups"):
-            table = txnbuf(command, at)
+        for command in (["list"], ["groups", "list"]):
+            table = txnbuf(*command, at)
             assert f"topic 'orders': 3 messages are held back by open transaction {open_one.id}" in table.stderr
             assert "quiet" not in table.stderr
             assert "held_back" in table.stdout
             while True:  # the client tells the service of a transaction that lasts for a second
-                rows = {row["topic"]: row for row in json.loads(txnbuf(command, at, "--output", "json").stdout)}
+                rows = {row["topic"]: row for row in json.loads(txnbuf(*command, at, "--output", "json").stdout)}
                 found = HeldBack.of_json(rows["orders"]["held_back"])
                 check(found, open_one.id)
                 if found.until is not None:

@@ -90,7 +90,7 @@ async def _all_fail(service: ServiceProcess, address: str) -> None:
             service.process.send_signal(signal.SIGCONT)
         sync.close()
         log.close()
-    assert closed < 13.5, "an open transaction and the session share one time-out"
+    assert closed < 13.5, "an open transaction and the session share one timeout"
     assert max(waited.values()) < BOUND, waited
 
 

@@ -137,7 +137,7 @@ def test_interrupted_block_ends_at_once() -> None:
             signal.raise_signal(signal.SIGUSR1)
         client.send("log", b"v")
         with client.reader("log") as reader:
-            batch = reader.read(timeout=SECONDS / 4)  # less than the time-out of the transaction
+            batch = reader.read(timeout=SECONDS / 4)  # less than the timeout of the transaction
             assert [record.value for record in batch or ()] == [b"v"]
 
 

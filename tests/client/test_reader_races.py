@@ -19,7 +19,7 @@ from broker_io.port import Broker
 from broker_io.testing.disk import SimulatedClock
 from snapshots.errors import SnapshotMissing
 from snapshots.format import SNAPSHOT_TOPIC
-from txnbuffer.client.reading import reader as readers
+from txnbuffer.client.reading import followers
 from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.client.reading.records import Record
 from txnbuffer.errors import ReplayStalled
@@ -164,14 +164,14 @@ def test_reader_that_fails_after_it_began_anew_from_a_snapshot_reads_on(
     """What it had read is in its new log, too, so it must not be applied a second time."""
     log = TopicWriter(unaware, T)
     log.plain("a")
-    counting, failures = readers.RecordFollower.count_visible, iter([ServiceUnavailable("the cluster is away")])
+    counting, failures = followers.RecordFollower.count_visible, iter([ServiceUnavailable("the cluster is away")])
 
     def count_visible(*arguments: Any, **options: Any) -> int:
         for failure in failures:
             raise failure
         return counting(*arguments, **options)
 
-    monkeypatch.setattr(readers.RecordFollower, "count_visible", count_visible)
+    monkeypatch.setattr(followers.RecordFollower, "count_visible", count_visible)
     with CommittedReader(unaware, T) as reader:
         assert drain(reader) == [(None, "a")]
         owner, log = owned(unaware)
@@ -247,7 +247,7 @@ def test_reader_retries_if_messages_for_the_seqno_are_not_delivered(
     unaware: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader of a cluster may be silent while its topic moves; without seqnos the rest would be handed out."""
-    monkeypatch.setattr(readers, "MAX_WAIT", 0.01)
+    monkeypatch.setattr(followers, "MAX_WAIT", 0.01)
     log = TopicWriter(unaware, T)
     log.plain("a")
     between = Interfering(unaware)
@@ -347,13 +347,13 @@ def test_duplicate_record_sets_are_returned_once(broker: MemoryBroker) -> None:
 
 def counted_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     loads: list[str] = []
-    load = readers.load
+    load = followers.load
 
     def counting(broker: Broker, topic: str) -> object:
         loads.append(topic)
         return load(broker, topic)
 
-    monkeypatch.setattr(readers, "load", counting)
+    monkeypatch.setattr(followers, "load", counting)
     return loads
 
 
@@ -396,7 +396,7 @@ def test_reader_drops_aborts_in_trimmed_ledgers(broker: MemoryBroker, monkeypatc
             assert [found for _, found in drain(reader)] == [value]
         assert loads == []  # nothing is gone, so there is nothing to be had
         (followed,) = reader._followers
-        assert isinstance(followed, readers.CommittedFollower)
+        assert isinstance(followed, followers.CommittedFollower)
         assert len(followed._log.buffer.aborted) == 8
         owner.pump()
         for _ in range(2):

@@ -33,7 +33,7 @@ class TestStopping:
         assert not stage.owner.markers
 
     def test_when_the_log_fails(self) -> None:
-        self.stopped(lambda owner: owner.coordinator.decisions_failed("time-out"))
+        self.stopped(lambda owner: owner.coordinator.decisions_failed("timeout"))
 
     def test_when_a_newer_epoch_is_seen(self) -> None:
         self.stopped(lambda owner: owner.coordinator.newer_epoch_seen(2, "a"))

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of examples, all on a real Pulsar."""
+"""Fixtures of the tests of examples: each runs on an embedded log, with a service, and on a real Pulsar."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from examples.example_process import Shop, shop
-from pulsar_cluster import Cluster
+from examples.example_process import Shop, shop, shop_on_a_cluster
+
+from txnbuffer.testing import ServiceProcess
 
 HERE = Path(__file__).parent
 SECONDS = 900
@@ -20,8 +21,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SECONDS))
 
 
-@pytest.fixture
-def market(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Shop]:
-    """A namespace with a service, in which examples run."""
-    with shop(cluster, namespace, tmp_path) as opened:
-        yield opened
+@pytest.fixture(params=["file", "service", "cluster"])
+def market(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """A log in a directory, a service that owns one, and a namespace of a cluster with a service."""
+    match request.param:
+        case "file":
+            with shop(f"file:{tmp_path / 'data'}", tmp_path) as opened:
+                yield opened
+        case "service":
+            service: ServiceProcess = request.getfixturevalue("txnbuf_service")
+            with shop(service.address, tmp_path) as opened:
+                yield opened
+        case _:
+            cluster, namespace = map(request.getfixturevalue, ("cluster", "namespace"))
+            with shop_on_a_cluster(cluster, namespace, tmp_path) as opened:
+                yield opened

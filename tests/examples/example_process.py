@@ -1,4 +1,4 @@
-"""Runs the programs of `examples/` as a newcomer does: as processes, on a cluster with a service."""
+"""Runs the programs of `examples/` as a newcomer does: as processes, by the address of their log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 from source_tree import ROOT
 
-from txnbuffer import SyncClient, connect
+from txnbuffer import PulsarOptions, SyncClient, connect
 
 EXAMPLES = ROOT / "examples"
 SECONDS = 240.0
@@ -27,7 +27,7 @@ SECONDS = 240.0
 
 @dataclass
 class Shop:
-    """A namespace with a service, in which examples run; `directory` is where they store files."""
+    """A log on which examples run; `directory` is where they store files. `admin` is empty unless it is a cluster."""
 
     address: str
     admin: str
@@ -39,10 +39,15 @@ class Shop:
         return {
             **os.environ,
             "TXNBUFFER_ADDRESS": self.address,
-            "TXNBUFFER_PULSAR_ADMIN_URL": self.admin,
+            **({"TXNBUFFER_PULSAR_ADMIN_URL": self.admin} if self.admin else {}),
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
         }
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes can use the log at the same time."""
+        return not self.address.startswith("file:")
 
     def start(self, *command: str, **variables: str) -> subprocess.Popen[bytes]:
         """Start a command of Python in the background; what it prints goes to `output` of the directory."""
@@ -82,8 +87,9 @@ class Shop:
         assert "Traceback" not in self.output, self.output
 
     @contextmanager
-    def client(self) -> Iterator[SyncClient]:
-        with connect(self.address, broker_options={"admin_url": self.admin}) as client:
+    def client(self, *, read_only: bool = False) -> Iterator[SyncClient]:
+        options: PulsarOptions | None = {"admin_url": self.admin} if self.admin else None
+        with connect(self.address, broker_options=options, read_only=read_only) as client:
             yield client
 
     def fill(self, topics: Mapping[str, Mapping[str, Any]]) -> None:
@@ -96,20 +102,27 @@ class Shop:
     def read(self, topic: str, count: int) -> list[tuple[str, str]]:
         """Read committed records until there are `count`, and those that follow within a second: keys and values."""
         found: list[tuple[str, str]] = []
-        with self.client() as client, client.reader(topic, wait=True) as reader:
+        with self.client(read_only=not self.is_shared) as client, client.reader(topic, wait=True) as reader:
             while batch := reader.read(timeout=SECONDS if len(found) < count else 1.0):
                 found += [((record.key or b"").decode(), (record.value or b"").decode()) for record in batch]
         return found
 
 
 @contextmanager
-def shop(cluster: Cluster, namespace: str, directory: Path) -> Iterator[Shop]:
-    """A service in a namespace; the programs that were started are killed in the end."""
-    opened = Shop(f"{cluster.url}/{namespace}", cluster.admin, directory)
-    with ServiceProcess(opened.address, "--admin-url", cluster.admin):
-        try:
-            yield opened
-        finally:
-            for process in opened.started:
-                process.kill()
-                process.wait()
+def shop(address: str, directory: Path, admin: str = "") -> Iterator[Shop]:
+    """A log and its programs; those that were started are killed in the end."""
+    opened = Shop(address, admin, directory)
+    try:
+        yield opened
+    finally:
+        for process in opened.started:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def shop_on_a_cluster(cluster: Cluster, namespace: str, directory: Path) -> Iterator[Shop]:
+    """The same in a namespace with a service."""
+    address = f"{cluster.url}/{namespace}"
+    with ServiceProcess(address, "--admin-url", cluster.admin), shop(address, directory, cluster.admin) as opened:
+        yield opened

@@ -102,6 +102,7 @@ def test_broker_of_the_compose_file_has_the_plug_in_if_it_is_asked_for(tmp_path:
         assert started == f"{mounted['target']}/txnbuffer-broker-{version}.jar"
 
 
+@pytest.mark.parametrize("market", ["cluster"], indirect=True)
 def test_the_example_of_the_readme_runs_on_a_cluster(market: Shop) -> None:
     program, shown = re.findall(r"^```(?:python|text)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[:2]
     connecting = f'connect("{market.address}", broker_options={{"admin_url": "{market.admin}"}})'

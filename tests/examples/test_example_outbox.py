@@ -10,10 +10,11 @@ import sys
 import time
 from contextlib import closing
 
+import pytest
 from examples.example_process import EXAMPLES, Shop
 
 KILLS = 4
-ORDERS = 60
+ORDERS = 30
 """Orders that are placed while a publisher runs."""
 
 
@@ -49,18 +50,22 @@ def test_each_order_is_published_once_by_publishers_that_are_killed(market: Shop
     assert market.read("stock", total) == [(item, "0" if count == "-0" else count) for item, count in changes]
 
 
+@pytest.mark.parametrize("market", ["file"], indirect=True)
 def test_an_order_that_the_database_refuses_is_not_published(market: Shop) -> None:
     assert order(market, "apples", "many").returncode == 1
     assert order(market, "apples", "3").stdout == "order 1\n"
     publisher = market.example("outbox.py", "publish")
+    market.wait(lambda: "published" in market.output, publisher)
     assert market.read("orders", 1) == [("order-1", "3 apples")]
     market.interrupt(publisher)
 
 
+@pytest.mark.parametrize("market", ["file"], indirect=True)
 def test_another_database_is_not_taken_for_published(market: Shop) -> None:
     for item in ("apples", "pears"):
         order(market, item, "1")
     first = market.example("outbox.py", "publish")
+    market.wait(lambda: "published" in market.output, first)
     assert len(market.read("orders", 2)) == 2
     market.interrupt(first)  # it may still delete rows, and its journal would be taken for that of the next database
     (market.directory / "shop.db").unlink()

@@ -44,7 +44,7 @@ INSIDE = {
     "txnbuffer.buffer.held_back.HeldBack.of_json": "reads an answer of the service for a command that shows it",
     "txnbuffer.buffer.buffer.decode": "chooses between decode_rows and decode_columns",
     "txnbuffer.cli.commands.AddressCommand.parse_args": "passes the arguments of a command on to click",
-    "txnbuffer.client.reading.reader.UncommittedFollower._unpack": "calls follow.unpacked",
+    "txnbuffer.client.reading.followers.UncommittedFollower._unpack": "calls follow.unpacked",
     "txnbuffer.client.reading.records": "calls the application's deserializer; any exception becomes UndecodableValue",
     "txnbuffer.client.serializers.Schema.decode": "an interface of Pulsar's client library",
     "broker_io.pulsar.credentials": "reads the key file that its own operator names, once, at opening",

@@ -9,9 +9,10 @@ from shard_world import App, Shards, shards_on, topics_of
 from broker_io.errors import Error, ServiceUnavailable, StillHeld
 from broker_io.memory import MemoryBroker
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.service.offline import aborted, hanging
+from txnbuffer.service.offline import aborted
 from txnbuffer.service.servers.admin import ServiceAdmin
 from txnbuffer.service.standby import takeover
+from txnbuffer.service.stored import hanging
 
 (A,), (B,) = topics_of(2)
 

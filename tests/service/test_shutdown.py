@@ -13,6 +13,7 @@ SERVICE = """
 import sys, threading
 import txnbuffer.cli.serve as serve
 from broker_io.memory import MemoryBroker
+from txnbuffer.cli.logs import log_lines
 from txnbuffer.config import Config, ServiceConfig
 
 class Away(MemoryBroker):
@@ -22,7 +23,8 @@ class Away(MemoryBroker):
 serve.LogAddress.open_for_writing = lambda address: Away()
 serve.SHUTDOWN_SECONDS = 0.2
 service = ServiceConfig(listen="127.0.0.1:0", http="", drain_seconds=0.1)
-sys.exit(serve.run("pulsar://127.0.0.1:1/public/default", Config(service=service)))
+with log_lines(json_lines=True):
+    sys.exit(serve.run("pulsar://127.0.0.1:1/public/default", Config(service=service)))
 """
 
 

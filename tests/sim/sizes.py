@@ -16,7 +16,7 @@ from unittest import mock
 SMALL = {
     "broker_io.filelog.log.log.FLUSH_BYTES": 64,
     "snapshots.writer.COMPACT_BYTES": 2000,
-    "txnbuffer.client.reading.reader.MAX_BUFFERED_BYTES": 400,
+    "txnbuffer.client.reading.followers.MAX_BUFFERED_BYTES": 400,
     "txnbuffer.client.path.record_path.FRAME_BYTES": 200,
     "txnbuffer.client.path.record_path.GROUP": 2,
     "txnbuffer.client.path.record_path.SEND_BYTES": 300,

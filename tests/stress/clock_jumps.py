@@ -4,8 +4,8 @@
 
 The clock of the service goes an hour ahead, an hour back, back again, drifts fast and slow by a tenth of a second at a
 time, and jumps while the service is killed and starts again. Writers commit in two topics; a stream, a group that
-copies records, and a reader follow. Promises: a time-out is counted by a monotonic clock, so no jump ends a transaction
-before its time-out, and one that is left open ends when its time-out expires although the clock went back an hour; a
+copies records, and a reader follow. Promises: a timeout is counted by a monotonic clock, so no jump ends a transaction
+before its timeout, and one that is left open ends when its timeout expires although the clock went back an hour; a
 transaction that is open while the service restarts with another clock commits; the transactions of a killed client
 abort after `transactions.session_timeout`; stream, group and reader get everything, once and in order; in the end
 nothing is lost, doubled, partial or dirty.
@@ -141,7 +141,7 @@ class Check:
                     time.sleep(0.05)
                 self._writers.wait_for_commits()
             early = self._writers.aborted_early(TRANSACTION_SECONDS)
-            self.report.expect(not early, f"no transaction aborts before its time-out: {early[:3]}")
+            self.report.expect(not early, f"no transaction aborts before its timeout: {early[:3]}")
             for offset in restarts:
                 self._restart(client, offset)
             self._killed_client(client)
@@ -160,7 +160,7 @@ class Check:
         return self._directory / f"{kind}.seen"
 
     def _jump(self, client: SyncClient, offset: float) -> None:
-        """Set the clock while two transactions are open: one commits, one is left to its time-out."""
+        """Set the clock while two transactions are open: one commits, one is left to its timeout."""
         kept, left = client.transaction(timeout=60.0).begin(), client.transaction(timeout=SHORT_SECONDS).begin()
         for txn in (kept, left):
             txn.send(TOPICS[0] + "-open", b"kept" if txn is kept else b"left")
@@ -168,10 +168,10 @@ class Check:
         self._clock.set(offset)
         self._writers.wait_for_commits()
         kept.commit()
-        wait_until(lambda: client.outcome(left.id) is not None, f"a time-out does not expire with a clock {offset} off")
+        wait_until(lambda: client.outcome(left.id) is not None, f"a timeout does not expire with a clock {offset} off")
         took = time.monotonic() - began
         self.report.expect(client.outcome(left.id) is Outcome.ABORT, "a transaction that is left open aborts")
-        self.report.figures.setdefault("seconds until a time-out of 2 s", []).append(round(took, 1))
+        self.report.figures.setdefault("seconds until a timeout of 2 s", []).append(round(took, 1))
 
     def _restart(self, client: SyncClient, offset: float) -> None:
         """Kill the service and start it with another clock while a transaction is open."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from reading import read_values
+from site_pages import navigated
 from source_tree import ROOT
 
 from txnbuffer import connect
@@ -25,13 +26,6 @@ def listed(kind: str) -> list[str]:
     section = (DOCS / "index.md").read_text().partition(f"\n## {kind}\n")[2].partition("\n## ")[0]
     links = re.findall(r"\]\(([^)#]+)\)", section)
     return [(DOCS / link).resolve().relative_to(ROOT).as_posix() for link in links]
-
-
-def navigated(kind: str) -> list[str]:
-    """The pages that the navigation of the site has under a kind."""
-    navigation = (ROOT / "properdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
-    section = navigation.partition(f"  - {kind.replace(' ', '-')}:\n")[2]
-    return re.findall(r"- (\S+\.md)$", re.split(r"^  - ", section, flags=re.MULTILINE)[0], re.MULTILINE)
 
 
 @pytest.mark.parametrize("kind", KINDS)

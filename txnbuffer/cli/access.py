@@ -38,7 +38,7 @@ from txnbuffer.access.tokens import (
 )
 from txnbuffer.cli.commands import CommandGroup
 from txnbuffer.cli.options import with_config
-from txnbuffer.cli.output import output_option, show_rows
+from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.config import Config
 from txnbuffer.errors import EnvironmentFault, InvalidRequest, counted
 
@@ -96,7 +96,7 @@ def create_token(path: str, principal: str, expires: str | None) -> None:
         change(lambda file: with_token(file, token))
     click.echo(text)
     until = "never expires" if ends is None else f"expires at {time_text(ends)}"
-    click.echo(f"token {token.id} of {principal} {until}; keep it secret, it can't be shown again", err=True)
+    narrate(f"token {token.id} of {principal} {until}; keep it secret, it can't be shown again")
 
 
 @token_command.command("list")

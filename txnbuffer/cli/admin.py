@@ -1,6 +1,5 @@
-"""Commands on a running service: `txnbuf list`, `describe`, `find-hanging`, `abort`, `groups`, `streams`, `cursors`
-
-`find-hanging` and `abort` also work on a log that no service has open.
+"""Commands that ask a service, or else the log itself: `txnbuf list`, `describe`, `find-hanging`, `abort`, `streams`,
+`cursors`
 """
 
 from __future__ import annotations
@@ -8,32 +7,36 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from broker_io import is_cluster
-from broker_io.errors import ServiceUnavailable, TopicNotFound
-from broker_io.port import Broker
+from broker_io.errors import TopicNotFound
+from broker_io.partitions import partition_name
+from broker_io.port import Broker, PartitionedBroker
 from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.cli.admin_client import (
+    SHOWN,
     ServiceAddress,
-    call_all,
+    answers,
     call_owner,
+    changed,
+    from_service,
+    opened,
     service_at,
-    services_of,
-    with_service,
 )
-from txnbuffer.cli.commands import AddressCommand, CommandGroup, address_argument, complete_topic, topic_argument
+from txnbuffer.cli.commands import AddressCommand, CommandGroup, address_argument, topic_argument
 from txnbuffer.cli.options import LogAddress, log_options, parse_txn
 from txnbuffer.cli.output import narrate, output_option, show_line, show_record, show_rows
-from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Outcome, TxnId
 
-Answer = TypeVar("Answer")
-SHOWN = "Its transactions are shown as the log has them"
-
+TOPIC_COLUMNS = (
+    *("topic", "transactions", "ledgers", "bytes", "end", "max_read_position", "open", "aborts", "problem"),
+    "held_back",
+)
+"""The columns of the table of `txnbuf list`."""
+TOTALS = ("ledgers", "bytes", "messages", "open", "aborts")
 STREAM_COLUMNS = (
     *("topic", "stream", "state", "last_sent_seqno", "items_remaining", "items_sent", "bytes_sent", "snapshots_sent"),
     *("backfill_disk_items", "unacked_bytes", "paused_current_reason"),
@@ -43,21 +46,21 @@ STREAM_COLUMNS = (
 
 @click.command("list", cls=AddressCommand)
 @address_argument
-@with_service
+@log_options
 @output_option
-def list_command(service: ServiceAddress, output: str) -> None:
-    """List the topics that a running service has open.
+def list_command(log: LogAddress, output: str) -> None:
+    """List the topics that a running service has open; with file:DIR, or without a service of a cluster, all topics.
 
     `max_read_position` is the last position that readers of committed records can see; `open` counts the
     open transactions of the topic. `held_back` counts the messages that readers do not get before the oldest
     of them has ended, which is named on stderr.
     """
-    responses = call_all(service, "List")
-    show_rows(_held_back_counted(responses.rows("topic"), output), output, title="topics")
+    responses = answers(log, "List")
+    show_rows(held_back_counted(responses.rows("topic"), output), output, title="topics")
     responses.check()
 
 
-def _held_back_counted(rows: list[dict[str, Any]], output: str) -> list[dict[str, Any]]:
+def held_back_counted(rows: list[dict[str, Any]], output: str) -> list[dict[str, Any]]:
     """Rows for a table: with the number of messages that are held back, once stderr has named the transactions."""
     if output == "json":
         return rows
@@ -69,21 +72,25 @@ def _held_back_counted(rows: list[dict[str, Any]], output: str) -> list[dict[str
 @click.command("describe", cls=AddressCommand)
 @address_argument
 @topic_argument()
-@with_service
+@log_options
 @output_option
-def describe_command(topic: str, service: ServiceAddress, output: str) -> None:
-    """Show the state of TOPIC and what its readers wait for.
+def describe_command(topic: str, log: LogAddress, output: str) -> None:
+    """Show the state of TOPIC and what its readers wait for; of a partitioned topic, the sums and each partition.
 
-    Names the transaction that blocks max_read_position, its age and its client.
+    Names the transaction that blocks max_read_position, its age and its client, if a service answers. With file:DIR, or
+    if no service of a cluster answers, the state is that of the log.
     """
     try:
-        answer = call_owner(service, "Describe", topic=topic)
+        answer, *partitions = _described(log, topic)
     except TopicNotFound as error:
         if not re.fullmatch(r"\d+(:\d+)?", topic):
             raise
         raise TopicNotFound(
             f"{error}. If it is a transaction: `txnbuf find-hanging` shows open transactions with their topics"
         ) from None
+    if partitions:
+        _show_partitions(topic, [answer, *partitions], output)
+        return
     if output == "json":
         show_record(answer, output)
         return
@@ -91,6 +98,42 @@ def describe_command(topic: str, service: ServiceAddress, output: str) -> None:
     show_record(answer, output, title=f"topic {topic}")
     if transactions:
         show_rows(transactions, output, title="open transactions, oldest first")
+
+
+def _described(log: LogAddress, topic: str) -> list[dict[str, Any]]:
+    """The state of a topic, or of each of its partitions."""
+    with opened(log) as broker:
+        if broker is None:
+            return [call_owner(service_at(log), "Describe", topic=topic)]
+        count = broker.partitions(topic) if isinstance(broker, PartitionedBroker) else 0
+        names = [partition_name(topic, number) for number in range(count)] or [topic]
+
+        def ask(service: ServiceAddress | None) -> list[dict[str, Any]]:
+            return [_state_of(service, broker, name) for name in names]
+
+        found = from_service(log, broker, ask, SHOWN)
+        return ask(None) if found is None else found
+
+
+def _state_of(service: ServiceAddress | None, broker: Broker, topic: str) -> dict[str, Any]:
+    """The state of a topic as its service has it; as the log has it, if the service does not have it open."""
+    from txnbuffer.service.stored import StoredAnswers
+
+    if service is not None:
+        with contextlib.suppress(TopicNotFound):
+            return dict(call_owner(service, "Describe", topic=topic))
+    return dict(StoredAnswers(broker).answer("Describe", topic=topic))
+
+
+def _show_partitions(topic: str, partitions: list[dict[str, Any]], output: str) -> None:
+    sums = {name: sum(one[name] or 0 for one in partitions) for name in TOTALS}
+    whole = {"topic": topic, "partitions": len(partitions), **sums}
+    if output == "json":
+        show_record(whole | {"each": partitions}, output)
+        return
+    show_record(whole, output, title=f"topic {topic}")
+    rows = [{name: one[name] for name in TOPIC_COLUMNS} for one in partitions]
+    show_rows(held_back_counted(rows, output), output, title="partitions")
 
 
 @click.command("find-hanging", cls=AddressCommand)
@@ -108,44 +151,9 @@ def find_hanging_command(seconds: float, log: LogAddress, output: str) -> None:
 
     If no service of a cluster answers, or with file:DIR, it reads the topics and the decision log itself.
     """
-    with _opened(log) as broker:
-        responses = _from_service(log, broker, lambda service: call_all(service, "FindHanging", seconds=seconds), SHOWN)
-        answers = [] if responses is None else list(responses.each)
-        if broker is not None and (responses is None or responses.missing):
-            from txnbuffer.service.offline import hanging
-
-            answers.append(hanging(broker, seconds))
-            for problem in () if responses is None else responses.missing.values():
-                narrate(f"{problem}. {SHOWN}")
-    show_rows(_merged(answers), output, title="open transactions", empty=f"none older than {seconds:g} s")
-    if broker is None and responses is not None:
-        responses.check()
-
-
-@contextlib.contextmanager
-def _opened(log: LogAddress) -> Iterator[Broker | None]:
-    """The cluster or the directory at an address, opened for reading; None at the address of a service."""
-    log.check_not_in_memory()
-    if is_cluster(log.address) or log.address.startswith("file:"):
-        with log.open_for_reading() as broker:
-            yield broker
-    else:
-        yield None
-
-
-def _from_service(
-    log: LogAddress, broker: Broker | None, ask: Callable[[ServiceAddress], Answer], otherwise: str
-) -> Answer | None:
-    """What the service answers; None if there is none and the log is opened, which `otherwise` tells the user."""
-    if broker is not None and not is_cluster(log.address):
-        return None
-    try:
-        return ask(service_at(log) if broker is None else services_of(broker, log))
-    except ServiceUnavailable as error:
-        if broker is None:
-            raise
-        narrate(f"{error}. {otherwise}")
-        return None
+    responses = answers(log, "FindHanging", complete=True, seconds=seconds)
+    show_rows(_merged(responses.each), output, title="open transactions", empty=f"none older than {seconds:g} s")
+    responses.check()
 
 
 def _merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -178,9 +186,9 @@ def abort_command(txn: str, log: LogAddress, output: str) -> None:
     log, even one that does not answer.
     """
     wanted = parse_txn(txn)
-    with _opened(log) as broker:
+    with opened(log) as broker:
         otherwise = "So this command owns the log meanwhile"
-        answer = _from_service(log, broker, lambda service: call_owner(service, "Abort", txn=str(wanted)), otherwise)
+        answer = from_service(log, broker, lambda service: call_owner(service, "Abort", txn=str(wanted)), otherwise)
     if answer is None:
         answer = _abort_without_service(log, wanted)
     show_record(answer, output)
@@ -197,51 +205,17 @@ def _abort_without_service(log: LogAddress, txn: TxnId) -> dict[str, Any]:
         return asyncio.run(aborted(broker, txn, "txnbuf abort", cluster_mode=cluster_mode))
 
 
-@click.command("groups", cls=AddressCommand)
-@address_argument
-@click.argument("group", required=False)
-@click.option("--forget", is_flag=True, help="Delete the positions of GROUP, which must have no members.")
-@click.option("--topic", metavar="TOPIC", shell_complete=complete_topic,
-              help="With --forget: only the positions on this topic and its partitions.")  # fmt: skip
-@with_service
-@output_option
-def groups_command(group: str | None, forget: bool, topic: str | None, service: ServiceAddress, output: str) -> None:
-    """Show all consumer groups, or GROUP: the member that owns each topic or partition, its position and its lag.
-
-    `generation` increases whenever a topic or partition changes its owner; the previous owner can no longer commit
-    on it. `stage` is stable, rebalancing or empty (no members). `lag` counts the committed records after the
-    position. A member without a topic is idle: there are more members than topics and partitions. `held_back`
-    counts the messages that a group does not get before an open transaction has ended, which is named on stderr.
-
-    Use --forget after a topic was deleted and created again: the group then keeps nothing in the log, and starts
-    at the `start` of its next member.
-    """
-    if forget:
-        if group is None:
-            raise InvalidRequest("--forget needs a GROUP: name the group to forget")
-        show_record(call_owner(service, "ForgetGroup", group=group, topic=topic), output)
-        return
-    if topic is not None:
-        raise InvalidRequest("--topic works with --forget only")
-    responses = call_all(service, "Groups", group=group)
-    if group is not None and not any(responses.each):
-        responses.check()
-        raise InvalidRequest(f"there is no consumer group {group!r}: `txnbuf groups` shows all")
-    show_rows(_held_back_counted(responses.rows("group", "topic"), output), output, title="consumer groups")
-    responses.check()
-
-
 @click.command("streams", cls=AddressCommand)
 @address_argument
-@with_service
+@log_options
 @output_option
-def streams_command(service: ServiceAddress, output: str) -> None:
+def streams_command(log: LogAddress, output: str) -> None:
     """Show the open change streams and their progress.
 
     With --output json: one object per shard with the connections and their streams, the mutation manager and cursors
     of each topic, and the memory in use. `items_remaining` is an upper bound of the items still to be sent.
     """
-    responses = call_all(service, "Streams")
+    responses = answers(log, "Streams")
     if output == "json":
         for response in responses.each:
             show_line(response)
@@ -252,8 +226,10 @@ def streams_command(service: ServiceAddress, output: str) -> None:
             for connection in response["connections"]
             for stream in connection["streams"]
         ]
-        used, budget = (sum(response["memory"][name] for response in responses.each) for name in ("bytes", "budget"))
-        show_rows(rows, output, title=f"change streams; {used:,} of {budget:,} bytes of memory")
+        memory = [response["memory"] for response in responses.each if response["memory"]["bytes"] is not None]
+        used, budget = (sum(one[name] for one in memory) for name in ("bytes", "budget"))
+        title = f"change streams; {used:,} of {budget:,} bytes of memory" if memory else "change streams"
+        show_rows(rows, output, title=title)
     responses.check()
 
 
@@ -268,14 +244,14 @@ def cursors_command() -> None:
 
 @cursors_command.command("list")
 @address_argument
-@with_service
+@log_options
 @output_option
-def list_cursors(service: ServiceAddress, output: str) -> None:
+def list_cursors(log: LogAddress, output: str) -> None:
     """Show all cursors, their positions and what they keep in the log.
 
     `items_remaining` is the number of mutations after the cursor; `first_ledger` is the first ledger that it keeps.
     """
-    responses = call_all(service, "Cursors")
+    responses = answers(log, "Cursors")
     show_rows(responses.rows("topic", "cursor"), output, title="durable cursors", empty="none")
     responses.check()
 
@@ -286,11 +262,11 @@ def list_cursors(service: ServiceAddress, output: str) -> None:
 @click.argument("cursor")
 @click.option("--at", default="beginning", show_default=True, metavar="PLACE",
               help="Position: beginning, now, a seqno or a resume token.")  # fmt: skip
-@with_service
+@log_options
 @output_option
-def add_cursor(topic: str, cursor: str, at: str, service: ServiceAddress, output: str) -> None:
+def add_cursor(topic: str, cursor: str, at: str, log: LogAddress, output: str) -> None:
     """Add CURSOR to TOPIC. A cursor that exists keeps its position."""
-    show_record(call_owner(service, "AddCursor", topic=topic, cursor=cursor, at=at), output)
+    show_record(changed(log, "AddCursor", topic=topic, cursor=cursor, at=at), output)
 
 
 @cursors_command.command("advance")
@@ -298,22 +274,22 @@ def add_cursor(topic: str, cursor: str, at: str, service: ServiceAddress, output
 @topic_argument()
 @click.argument("cursor")
 @click.argument("place")
-@with_service
+@log_options
 @output_option
-def advance_cursor(topic: str, cursor: str, place: str, service: ServiceAddress, output: str) -> None:
+def advance_cursor(topic: str, cursor: str, place: str, log: LogAddress, output: str) -> None:
     """Move CURSOR of TOPIC forward to PLACE, the seqno or resume token that its reader has processed.
 
     A cursor never moves back.
     """
-    show_record(call_owner(service, "AdvanceCursor", topic=topic, cursor=cursor, at=place), output)
+    show_record(changed(log, "AdvanceCursor", topic=topic, cursor=cursor, at=place), output)
 
 
 @cursors_command.command("remove")
 @address_argument
 @topic_argument()
 @click.argument("cursor")
-@with_service
+@log_options
 @output_option
-def remove_cursor(topic: str, cursor: str, service: ServiceAddress, output: str) -> None:
+def remove_cursor(topic: str, cursor: str, log: LogAddress, output: str) -> None:
     """Remove CURSOR of TOPIC, so that retention may trim what it kept."""
-    show_record(call_owner(service, "RemoveCursor", topic=topic, cursor=cursor), output)
+    show_record(changed(log, "RemoveCursor", topic=topic, cursor=cursor), output)

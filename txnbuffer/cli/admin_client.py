@@ -1,10 +1,12 @@
-"""Admin client: calls of commands to a running service"""
+"""Admin client: requests of commands to a running service, or to the log itself"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -15,12 +17,18 @@ from broker_io.port import Broker
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.cli.options import LogAddress, given, log_options
+from txnbuffer.cli.output import narrate
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import ForeignTopic, ForeignTransaction, counted
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.rpc.service_access import NO_ACCESS, ServiceAccess
 
+if TYPE_CHECKING:
+    from txnbuffer.service.offline import Ask
+
+Answer = TypeVar("Answer")
 TIMEOUT = 30.0
+SHOWN = "The state is shown as the log has it"
 
 
 class ServiceAddress(NamedTuple):
@@ -125,6 +133,77 @@ def call_all(service: ServiceAddress, method: str, **request: Any) -> ServiceRes
     if responses.missing and call_owner(service, "Status")["shards"] == 1:
         responses.missing.clear()
     return responses
+
+
+@contextlib.contextmanager
+def opened(log: LogAddress) -> Iterator[Broker | None]:
+    """The cluster or the directory at an address, opened for reading; None at the address of a service."""
+    log.check_not_in_memory()
+    if is_cluster(log.address) or log.address.startswith("file:"):
+        with log.open_for_reading() as broker:
+            yield broker
+    else:
+        yield None
+
+
+def from_service(
+    log: LogAddress, broker: Broker | None, ask: Callable[[ServiceAddress], Answer], otherwise: str
+) -> Answer | None:
+    """What the service answers; None if there is none and the log is opened, which `otherwise` tells the user."""
+    if broker is not None and not is_cluster(log.address):
+        return None
+    try:
+        return ask(service_at(log) if broker is None else services_of(broker, log))
+    except ServiceUnavailable as error:
+        if broker is None:
+            raise
+        narrate(f"{error}. {otherwise}")
+        return None
+
+
+def answers(log: LogAddress, method: str, *, complete: bool = False, **request: Any) -> ServiceResponses:
+    """The responses of all shards; or of the log itself, with file:DIR and if no service of a cluster responds.
+
+    `complete`: the log also responds if one service of a cluster does not.
+    """
+    with opened(log) as broker:
+        if broker is None:
+            return call_all(service_at(log), method, **request)
+        responses = from_service(log, broker, lambda service: call_all(service, method, **request), SHOWN)
+        if responses is not None and not (complete and responses.missing):
+            return responses
+        from txnbuffer.service.stored import NOT_STORED, StoredAnswers
+
+        each = [] if responses is None else responses.each
+        for problem in () if responses is None else responses.missing.values():
+            narrate(f"{problem}. {SHOWN}")
+        if method in NOT_STORED:
+            narrate(f"This is what the log has, no service was asked: {NOT_STORED[method]}")
+        return ServiceResponses([*each, StoredAnswers(broker).answer(method, **request)], {})
+
+
+def changed(log: LogAddress, method: str, **request: Any) -> Any:
+    """The response to a request that changes something; with file:DIR this command owns the log meanwhile."""
+    log.check_not_in_memory()
+    if not log.address.startswith("file:"):
+        return call_owner(service_at(log), method, **request)
+
+    async def change() -> Any:
+        async with owning_directory(log) as ask:
+            return await ask(method, **request)
+
+    return asyncio.run(change())
+
+
+@contextlib.asynccontextmanager
+async def owning_directory(log: LogAddress) -> AsyncIterator[Ask]:
+    """Own the log of a directory and ask its engine; nobody else can connect to it."""
+    from txnbuffer.service.offline import owning
+
+    log.open_for_reading().close()  # a directory without a log is refused, an owner would create one there
+    with log.open_for_writing() as broker:
+        async with owning(broker, click.get_current_context().command_path, log.config.compaction) as ask:
+            yield ask
 
 
 def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **request: Any) -> Any:

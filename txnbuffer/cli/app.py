@@ -23,15 +23,17 @@ from broker_io.environment import set_up_grpc
 from broker_io.errors import EnvironmentFault, Error
 from txnbuffer import __version__
 from txnbuffer.cli.commands import CommandGroup
+from txnbuffer.cli.global_options import SHOWN
 
 COMMANDS = {
     "serve": ("serve", "Serve transactions on a log until SIGTERM."),
     "produce": ("produce", "Send lines of standard input as records in transactions."),
-    "list": ("admin", "List the topics of a running service."),
+    "list": ("admin", "List topics and how far they can be read."),
     "describe": ("admin", "Show the state of a topic and which transaction its readers wait for."),
+    "topics": ("topics", "List, describe, create and delete topics."),
     "find-hanging": ("admin", "Find long-open transactions that block readers."),
     "abort": ("admin", "Abort an open transaction of any client."),
-    "groups": ("admin", "Show consumer groups: their members, positions and lag."),
+    "groups": ("groups", "Show consumer groups, their members, positions and lag; forget them."),
     "streams": ("admin", "Show open change streams and their progress."),
     "cursors": ("admin", "List, add, advance and remove durable cursors of change streams."),
     "compact": ("compact", "Compact a topic of an embedded log, or set when the service does."),
@@ -43,6 +45,7 @@ COMMANDS = {
     "recover": ("recovery", "Rebuild transaction state from the log and compare it with the snapshot."),
     "audit": ("audit", "Compare the latest value of each key with another copy of a topic."),
     "tail": ("tail", "Print records as they become visible."),
+    "consume": ("consume", "Print each committed record once for a consumer group, or run a command for it."),
     "relay": ("relay", "Copy the committed records of a topic to another topic, exactly once."),
     "materialize": ("materialize", "Keep the latest value of each key in a SQLite table."),
     "pipeline": ("pipeline", "Run Spark jobs: export, audit, recover, compact and profile."),
@@ -50,7 +53,7 @@ COMMANDS = {
     "bench": ("installation", "Run the benchmarks and print one JSON object per line."),
     "token": ("access", "Create, list and revoke tokens for a service."),
     "access": ("access", "Check a policy, and what it allows."),
-    "config": ("installation", "Show the configuration and the environment variable of each setting."),
+    "config": ("installation", "Show the configuration, and where each value comes from."),
     "completions": ("installation", "Print the completion script of a shell."),
     "demo": ("demo", "Write a year of flights in transactions while processes are killed."),
 }
@@ -95,6 +98,8 @@ def can_run_benchmarks() -> bool:
 class Commands(CommandGroup):
     """A group that imports a command only when it runs, so that `txnbuf --help` is fast."""
 
+    inherited = ()
+
     def make_context(self, *arguments: Any, **named: Any) -> click.Context:
         with output_errors():
             return super().make_context(*arguments, **named)
@@ -118,14 +123,15 @@ class Commands(CommandGroup):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, params=[*SHOWN], context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="txnbuf")
 def app() -> None:
     """Transactions for Apache Pulsar from Python.
 
     An ADDRESS is file:DIR for an embedded log, txnbuf://HOST:PORT for a running service, or
     pulsar://HOST:PORT/TENANT/NAMESPACE for a Pulsar namespace. Without ADDRESS a command works on that of
-    TXNBUFFER_ADDRESS, else on the service at txnbuf://127.0.0.1:7711.
+    TXNBUFFER_ADDRESS, else of the profile, else on the service at txnbuf://127.0.0.1:7711. Profiles are in
+    ~/.config/txnbuffer.toml, or the file of TXNBUFFER_CONFIG. These options are accepted after a command as well.
 
     Exit codes: 0 success; 1 success, but the command found a problem in what it examined; 2 invalid
     request; 3 another process failed or fenced this one; 4 storage failed; 5 this machine lacks something,

@@ -1,15 +1,17 @@
 """The classes of commands and groups: the ADDRESS that a command works on, and suggestions for misspelt names
 
 Commands that work on a log or a service take its ADDRESS as their first argument. If the first argument is not an
-address, they work on the one of `TXNBUFFER_ADDRESS`, or else on the service of this machine.
+address, they work on the one of `TXNBUFFER_ADDRESS`, else on that of the configuration file, or else on the service of
+this machine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,12 +21,15 @@ from click.shell_completion import CompletionItem
 from broker_io import canonical_address, is_cluster
 from broker_io.addresses import shown_address
 from broker_io.errors import Error, InvalidAddress, TopicNotFound
+from txnbuffer import __version__
+from txnbuffer.cli.global_options import HIDDEN, NAMES, is_quiet, load_given, logging_as_given
 
 if TYPE_CHECKING:
     from txnbuffer.cli.options import LogAddress
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+LOG = logging.getLogger(__name__)
 VARIABLE = "TXNBUFFER_ADDRESS"
 DEFAULT = "txnbuf://127.0.0.1:7711"
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.*", re.DOTALL)
@@ -34,9 +39,9 @@ COMPLETION_SECONDS = 1.0
 """How long a completion waits for a service or a cluster."""
 
 
-def default_address() -> str:
-    """The address of commands that were given none; in the variable, `HOST:PORT` is that of a service."""
-    address = os.environ.get(VARIABLE) or DEFAULT
+def default_address(ctx: click.Context, path: str | None = None, profile: str | None = None) -> str:
+    """The address of a command that was given none; empty if none is set. `HOST:PORT` is that of a service."""
+    address = os.environ.get(VARIABLE) or load_given(ctx, path, profile=profile).connection.get("address", "")
     return f"txnbuf://{address}" if HOST_PORT.fullmatch(address) else address
 
 
@@ -55,28 +60,33 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 def _show_namespace(address: str) -> None:
     """Say which namespace is used if an address of a cluster names none."""
+    from txnbuffer.cli.output import narrate
+
     with contextlib.suppress(InvalidAddress):  # the command reports it
         if (used := canonical_address(address)) != address.rstrip("/"):
-            click.echo(f"{address} names no namespace: using {used}", err=True)
+            narrate(f"{address} names no namespace: using {used}")
 
 
 class AddressCommand(click.Command):
     """A command; one with an argument `address` works on the default address if it is given none."""
 
+    logs_events = False
+    """Whether it is a service, whose log programs read, and which does not use the configuration file of a user."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), *HIDDEN]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if any(isinstance(one, AddressArgument) for one in self.params):
-            with contextlib.suppress(InvalidAddress) if ctx.resilient_parsing else contextlib.nullcontext():
+            with contextlib.suppress(Error) if ctx.resilient_parsing else contextlib.nullcontext():
                 args = self._with_address(ctx, args)
-        rest = super().parse_args(ctx, args)
-        if not ctx.resilient_parsing and str(ctx.params.get("address", "")).startswith("pulsar"):
-            _show_namespace(ctx.params["address"])
-        return rest
+        return super().parse_args(ctx, args)
 
     def _with_address(self, ctx: click.Context, args: list[str]) -> list[str]:
         """The arguments with an ADDRESS before them, if they have none."""
         options = click.Command(None, params=[one for one in self.get_params(ctx) if isinstance(one, click.Option)])
         try:
-            _, positional, _ = options.make_parser(click.Context(options)).parse_args([*args])
+            given, positional, _ = options.make_parser(click.Context(options)).parse_args([*args])
         except click.UsageError:  # the actual parser reports it
             # In a completion the last word is an option whose value is completed.
             return self._with_address(ctx, args[:-1]) if ctx.resilient_parsing and args else args
@@ -93,7 +103,8 @@ class AddressCommand(click.Command):
             )
         if os.path.isdir(first) and any(isinstance(one, TopicArgument) for one in self.params):
             raise InvalidAddress(f"{first!r} is a directory: for the log in it, write file:{first}")
-        return ["" if self._needs_cluster and not os.environ.get(VARIABLE) else default_address(), *args]
+        address = default_address(ctx, given.get("config_path"), given.get("profile"))
+        return [address or ("" if self._needs_cluster else DEFAULT), *args]
 
     @property
     def _needs_cluster(self) -> bool:
@@ -104,22 +115,39 @@ class AddressCommand(click.Command):
         if any(isinstance(one, AddressArgument) for one in self.params):
             formatter.write_paragraph()
             otherwise = "" if self._needs_cluster else f", else {DEFAULT}"
-            formatter.write_text(f"Without ADDRESS: that of the environment variable {VARIABLE}{otherwise}.")
+            formatter.write_text(
+                f"Without ADDRESS: that of the environment variable {VARIABLE}, else of the profile{otherwise}."
+            )
+        formatter.write_paragraph()
+        formatter.write_text(f"Also: {NAMES}, see txnbuf --help.")
 
     def invoke(self, ctx: click.Context) -> Any:
         from txnbuffer.progress import progress_bar, reporting
 
-        try:
-            with progress_bar() as bar, reporting(bar if bar.shows else None):
-                return super().invoke(ctx)
-        except TopicNotFound as error:
-            raise _with_suggestion(error, ctx) from None
+        with logging_as_given(ctx, logs_events=self.logs_events), progress_bar() as bar:
+            address = str(ctx.params.get("address") or "")
+            LOG.debug("%s %s, address %s", ctx.command_path, __version__, shown_address(address) if address else "-")
+            if address.startswith("pulsar") and not self.logs_events:  # a service logs it
+                _show_namespace(address)
+            try:
+                with reporting(bar if bar.shows and not is_quiet(ctx) else None):
+                    return super().invoke(ctx)
+            except Error as error:
+                LOG.debug("the command failed", exc_info=True)
+                if isinstance(error, TopicNotFound):
+                    raise _with_suggestion(error, ctx) from None
+                raise
 
 
 class CommandGroup(click.Group):
     """A group of commands that suggests what was meant instead of an unknown one."""
 
     command_class = AddressCommand
+    inherited: Sequence[click.Option] = HIDDEN
+    """The options of `txnbuf` itself that it accepts as well."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), *self.inherited]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -191,12 +219,10 @@ def topic_names(ctx: click.Context) -> list[str]:
 
 
 def _log(ctx: click.Context) -> LogAddress:
-    from txnbuffer.cli.options import ACCESS, LogAddress, access_of
-    from txnbuffer.config import load_config
+    from txnbuffer.cli.options import LogAddress, access_of
 
-    given = ctx.params
-    config = load_config(given.get("config_path"), os.environ, given.get("flags") or ())
-    return LogAddress(given["address"], config, access_of({name: given.get(name) for name in ACCESS}))
+    config = load_given(ctx, ctx.params.get("config_path"), ctx.params.get("flags") or ()).config
+    return LogAddress(ctx.params["address"], config, access_of(ctx))
 
 
 def _with_suggestion(error: TopicNotFound, ctx: click.Context) -> TopicNotFound:

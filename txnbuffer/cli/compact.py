@@ -12,7 +12,7 @@ import click
 from broker_io import is_cluster
 from broker_io.addresses import shown_address
 from broker_io.errors import InvalidAddress
-from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner
+from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, owning_directory
 from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
 from txnbuffer.cli.options import ACCESS, LogAddress, given, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
@@ -131,19 +131,16 @@ async def _service(service: ServiceAddress) -> AsyncIterator[Ask]:
 
 @contextlib.asynccontextmanager
 async def _log(log: LogAddress, topic: str) -> AsyncIterator[Ask]:
-    """Own a log and ask its engine; nobody else can connect to it."""
+    """Own a log and ask its engine."""
     from txnbuffer.service.engine.compaction import unsupported
-    from txnbuffer.service.offline import owning
 
     log.check_not_in_memory()
     if is_cluster(log.address):
         raise unsupported(topic)
     if not log.address.startswith("file:"):
         raise InvalidAddress(f"{shown_address(log.address)!r} is not a directory: give file:DIR, or txnbuf://HOST:PORT")
-    log.open_for_reading().close()  # a directory without a log is refused, an owner would create one there
-    with log.open_for_writing() as broker:
-        async with owning(broker, "txnbuf compact", log.config.compaction) as ask:
-            yield ask
+    async with owning_directory(log) as ask:
+        yield ask
 
 
 async def _compact(ask: Ask, topic: str, interrupted: str) -> dict[str, Any]:

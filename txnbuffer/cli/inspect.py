@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import sys
 from collections.abc import Iterator
 
 import click
@@ -26,13 +28,14 @@ from snapshots.format import (
 from snapshots.scan import TopicEntries, scan
 from snapshots.shard_count import snapshot_topic_of, snapshot_topics
 from txnbuffer.cli.commands import CommandGroup, address_argument, topic_argument
+from txnbuffer.cli.log_picture import LogPicture, as_drawing, as_text, read_picture, stored_messages
 from txnbuffer.cli.options import LogAddress, log_options, parse_txn
-from txnbuffer.cli.output import Row, instant, narrate, output_option, show_record, show_rows
+from txnbuffer.cli.output import Row, has_style, instant, narrate, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reading.starts import start_point
 from txnbuffer.errors import counted
-from txnbuffer.follow import LogFollower, held_back, read_existing
-from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
+from txnbuffer.follow import LogFollower, held_back
+from txnbuffer.model import Outcome, Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, REMOVED, SEQ, TXN, decode_marker
 from txnbuffer.recovery.codec import decode_state
 from txnbuffer.recovery.restore import LoadedTopic, load
@@ -51,20 +54,50 @@ def inspect_command() -> None:
 @topic_argument(required=False)
 @click.option("--from", "start", default="beginning", show_default=True, help="beginning, end, a position or a time.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Number of messages to show.")
+@click.option("--plot", is_flag=True, help="Draw the messages of TOPIC, their transactions and what readers get.")
+@click.option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="Write this drawing as SVG to FILE.")
 @log_options
 @output_option
-def inspect_log(log: LogAddress, topic: str | None, start: str, limit: int, output: str) -> None:
+def inspect_log(
+    log: LogAddress, topic: str | None, start: str, limit: int, plot: bool, svg: str | None, output: str
+) -> None:
     """Show the topics of a log, or the stored messages of TOPIC: records, record sets and markers."""
+    draws = plot or svg is not None
+    if draws and (topic is None or output == "json"):
+        raise click.UsageError("--plot and --svg draw one topic: name TOPIC, and leave --output away.")
     with log.open_for_reading() as broker:
-        if topic is None:
+        if draws and topic is not None:
+            first = start_point(broker, topic, parse_start(start)).position
+            _draw(read_picture(broker, topic, first, limit), svg, plot=plot)
+        elif topic is None:
             show_rows([_topic_row(broker, name) for name in broker.topics()], output, empty="no topics")
         else:
             first = start_point(broker, topic, parse_start(start)).position
             rows = list(_message_rows(broker, topic, first, limit + 1))
             show_rows(rows[:limit], output, empty="no messages")
             if len(rows) > limit:
-                more = rows[limit]["position"]
-                narrate(f"there are more messages: continue with --from {more}, or give a larger --limit")
+                _narrate_more(rows[limit]["position"])
+
+
+def _narrate_more(first: Position) -> None:
+    narrate(f"there are more messages: continue with --from {first}, or give a larger --limit")
+
+
+def _draw(picture: LogPicture, svg: str | None, *, plot: bool) -> None:
+    if not picture.rows:
+        click.echo("no messages")
+        return
+    if plot:
+        terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if terminal else None
+        for line in as_text(picture, width, coloured=terminal and has_style()):
+            click.echo(line)
+    if svg is not None:
+        with open(svg, "w", encoding="utf-8") as file:
+            file.write(as_drawing(picture, "log").svg())
+        narrate(f"wrote {svg}")
+    if picture.more is not None:
+        _narrate_more(picture.more)
 
 
 def _topic_row(broker: Broker, topic: str) -> Row:
@@ -80,13 +113,8 @@ def _topic_row(broker: Broker, topic: str) -> Row:
 
 
 def _message_rows(broker: Broker, topic: str, first: Position, limit: int) -> Iterator[Row]:
-    before = first if first == EARLIEST else Position(first.ledger, first.entry - 1)
-    for placed in read_existing(broker, topic, before, broker.last_position(topic)):
-        for message in placed.take(slice(placed.positions.search(first), None)).take(slice(limit)):
-            limit -= 1
-            yield _message_row(message)
-        if limit <= 0:
-            return
+    for placed in stored_messages(broker, topic, first, limit):
+        yield from map(_message_row, placed)
 
 
 def _message_row(placed: PlacedMessage) -> Row:

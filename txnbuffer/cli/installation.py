@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
 from click.shell_completion import get_completion_class
 
+from broker_io.addresses import shown_address
 from broker_io.errors import MissingDependency
 from txnbuffer.cli.commands import AddressCommand, CommandGroup
-from txnbuffer.cli.options import with_config
+from txnbuffer.cli.global_options import load_given
+from txnbuffer.cli.options import config_options
 from txnbuffer.cli.output import output_option, show_record, show_rows
-from txnbuffer.config import PREFIX, Config, shown
+from txnbuffer.config import CONNECTION, PREFIX, shown
 
 
 @click.group("config", cls=CommandGroup)
 def config_command() -> None:
-    """Show the configuration: TOML file, then environment, then --set; the last one wins."""
+    """Show the configuration: a file, its profile, the environment, then --set; the last one takes precedence."""
 
 
 @config_command.command("show")
-@with_config
+@config_options
 @output_option
-def show_config(config: Config, output: str) -> None:
-    """Show every setting with its value and its environment variable."""
-    settings = shown(config)
+@click.pass_context
+def show_config(ctx: click.Context, config_path: str | None, flags: tuple[str, ...], output: str) -> None:
+    """Show every setting with its value, and where it comes from.
+
+    The environment variable of SECTION.KEY is TXNBUFFER_SECTION_KEY. The file is that of --config, else of
+    TXNBUFFER_CONFIG, else ~/.config/txnbuffer.toml if it exists.
+    """
+    loaded = load_given(ctx, config_path, flags)
+    settings, sources = shown(loaded.config), {**loaded.sources}
+    connection: dict[str, str] = {**loaded.connection}
+    for key in CONNECTION:
+        if text := os.environ.get(variable := f"{PREFIX}{key}".upper()):
+            connection[key], sources[key] = shown_address(text), f"environment variable {variable}"
     if output == "json":
-        show_record(settings, output)
+        file = {"file": loaded.path, "profile": loaded.profile}
+        show_record(settings | {"connection": connection, "sources": sources} | file, output)
         return
+    values = connection | {f"{name}.{key}": value for name, table in settings.items() for key, value in table.items()}
     rows = [
-        {"setting": f"{section}.{key}", "value": str(value), "environment": f"{PREFIX}{section}_{key}".upper()}
-        for section, values in settings.items()
-        for key, value in values.items()
+        {"setting": name, "value": str(value), "source": sources.get(name, "default")} for name, value in values.items()
     ]
     show_rows(rows, output, title="configuration")
 

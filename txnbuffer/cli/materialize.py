@@ -11,6 +11,7 @@ from broker_io.errors import InvalidAddress
 from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
 from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_rows
+from txnbuffer.cli.stopping import client_until_signal
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.progress import is_reported
 
@@ -75,28 +76,10 @@ def _end(to: str | None) -> int | str | None:
 
 
 async def _run(connection: PendingConnection, wanted: dict[str, Any]) -> list[SinkProgress]:
-    import asyncio
-    import signal
-
     from txnbuffer.sinks.runner import materialize
 
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    opening = asyncio.ensure_future(connection.open())
-
-    def end() -> None:
-        stop.set()
-        opening.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
-    try:
-        client = await opening
-    except asyncio.CancelledError:
-        return []
-    try:
-        return await materialize(client, stop=stop, **wanted)
-    finally:
-        await client.close()
+    async with client_until_signal(connection) as (client, stop):
+        return [] if client is None else await materialize(client, stop=stop, **wanted)
 
 
 def _progress_printer() -> OnProgress:

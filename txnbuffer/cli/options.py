@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -11,13 +12,15 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from broker_io import canonical_address, is_cluster, open_broker
-from broker_io.errors import InvalidAddress
+from broker_io.errors import InvalidAddress, Locked
 from broker_io.port import Broker
-from txnbuffer.config import Config, load_config
+from txnbuffer.cli.global_options import load_given
+from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.service_access import NO_ACCESS, ServiceAccess, broker_options_of
 
+LOG = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -33,9 +36,10 @@ def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(*arguments: Any, **named: Any) -> Any:
-        files = {name: named.pop(name) for name in ACCESS}
-        access = access_of(files)
+        access = access_of(click.get_current_context())
         access.check()
+        for name in ACCESS:
+            del named[name]
         return function(*arguments, access=access, **named)
 
     decorated = wrapped
@@ -51,23 +55,38 @@ def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
-def access_of(files: dict[str, str | None]) -> ServiceAccess:
-    """How to connect to a service, from the values of `ACCESS` and the environment."""
-    token = None if files["token_file"] is not None else os.environ.get("TXNBUFFER_TOKEN") or None
-    return ServiceAccess(**files, token=token)
+def access_of(ctx: click.Context) -> ServiceAccess:
+    """How the command connects to a service: its options, else the environment, else the configuration file.
+
+    What the file says is for the address in it, and not sent to another one.
+    """
+    given = {name: ctx.params.get(name) for name in ACCESS}
+    token = None if given["token_file"] is not None else os.environ.get("TXNBUFFER_TOKEN") or None
+    connection = load_given(ctx, ctx.params.get("config_path")).connection
+    if connection.get("address") == ctx.params.get("address"):
+        names = [name for name in ACCESS if given[name] is None and not (name == "token_file" and token)]
+        given |= {name: connection.get(name) for name in names}
+    return ServiceAccess(**given, token=token)
 
 
 def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--config FILE` and `--set KEY=VALUE`; they and the environment give one argument `config`."""
+    """`--config FILE` and `--set KEY=VALUE`; they, the environment and a profile give one argument `config`."""
 
     @functools.wraps(function)
     def wrapped(*arguments: Any, config_path: str | None, flags: tuple[str, ...], **named: Any) -> Any:
-        return function(*arguments, config=load_config(config_path, os.environ, flags), **named)
+        loaded = load_given(click.get_current_context(), config_path, flags)
+        LOG.debug("configuration file %s, profile %s", loaded.path or "-", loaded.profile or "-")
+        return function(*arguments, config=loaded.config, **named)
 
+    return config_options(wrapped)
+
+
+def config_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--config FILE` and `--set KEY=VALUE`, as arguments `config_path` and `flags`."""
     settings = click.option("--set", "flags", multiple=True, metavar="SECTION.KEY=VALUE",
                             help="One setting; repeatable.")  # fmt: skip
     path = click.option("--config", "config_path", metavar="FILE", help="Configuration file (TOML).")
-    return path(settings(wrapped))
+    return path(settings(function))
 
 
 class LogAddress(NamedTuple):
@@ -110,8 +129,12 @@ class LogAddress(NamedTuple):
             more = {} if compacted is None else {"compacted_prefix": compacted}
             return open_broker(self.address, **self.config.pulsar.options() | more)
         if not self.address.startswith("file:"):
-            return open_broker(self.address)
-        return open_broker(self.address, **self._log_options())
+            return self.open_for_reading()
+        try:
+            return open_broker(self.address, **self._log_options())
+        except Locked as error:
+            owned = str(error).partition(", or open the log")[0]
+            raise Locked(f"{owned}, or give the address of its service, txnbuf://HOST:PORT") from None
 
     def open_to_serve(self) -> Broker:
         """Open a broker as its owner, or as one of a pair if one is configured."""

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import click
 
+from broker_io import is_cluster
 from broker_io.addresses import shown_address
 from broker_io.errors import InvalidAddress
 from txnbuffer.cli.commands import CommandGroup, address_argument, complete_topic
+from txnbuffer.cli.global_options import file_and_profile, load_given
 from txnbuffer.cli.options import ACCESS, LogAddress, access_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
-from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.delta import DELTA, PARQUET, check_outside_log, find
 from txnbuffer.pipeline.delta import target as target_of
@@ -55,7 +56,9 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         source = dict(_pair("--set", text) for text in flags)
         if unknown := sorted(name for name in source if not name.startswith("pulsar.")):
             raise InvalidRequest(f"--set {unknown[0]} is invalid: jobs accept settings of the section pulsar only")
-        if config_path is not None:
+        if is_cluster(named["address"]):
+            source |= file_and_profile(click.get_current_context(), config_path)
+        elif config_path is not None:
             source["config"] = config_path
         if named["address"].startswith("txnbuf:"):
             files = {name: getattr(access, name) for name in ACCESS}
@@ -301,7 +304,7 @@ def compact(address: str, topics: tuple[str, ...], pattern: str | None, job: Job
     options = reading_options(address, topics, pattern, source)
     check_reading(options)
     chosen = anywhere(ReadOptions.of(options))
-    config = load_config(job.source.get("config"), os.environ)
+    config = load_given(click.get_current_context(), job.source.get("config")).config
     with LogAddress(chosen.broker, config).open_for_writing() as broker:
         wanted = names(broker, chosen)
         if not topics and pattern is None:

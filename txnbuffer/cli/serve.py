@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import logging
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from txnbuffer.cli.commands import AddressCommand
+from txnbuffer.cli.logs import log_event
 from txnbuffer.cli.options import LogAddress, with_config
 from txnbuffer.config import Config
 from txnbuffer.progress import OnProgress, Progress, reporting
@@ -26,7 +27,13 @@ SHUTDOWN_TIMED_OUT = 3
 """The exit code of a service that did not."""
 
 
-@click.command("serve", cls=AddressCommand)
+class ServeCommand(AddressCommand):
+    """The command that logs the events of a service."""
+
+    logs_events = True
+
+
+@click.command("serve", cls=ServeCommand)
 @click.argument("address", metavar="[ADDRESS]", required=False)
 @click.option("--broker", metavar="ADDRESS", help="The same as ADDRESS.")
 @click.option("--listen", metavar="HOST:PORT", help="Address for gRPC (127.0.0.1:7711); port 0 takes a free port.")
@@ -72,7 +79,8 @@ def serve_command(
 
     The first SIGTERM or SIGINT drains: the service accepts no new sessions, and open transactions get
     service.drain_seconds to end. A second one ends the process at once, without losing anything acknowledged.
-    Events are logged to stderr, one JSON object per line; the event "serving" has the ports.
+    Events are logged to stderr, as text on a terminal, and one JSON object per line elsewhere; the event "serving" has
+    the ports.
     """
     if (address is None) == (broker is None):
         raise click.UsageError("give the log to serve exactly once: as ADDRESS, or as --broker ADDRESS")
@@ -102,15 +110,20 @@ def run(address: str, config: Config) -> int:
     check_pair(config.pair, embedded=address.startswith("file:"))
     gc.set_threshold(50_000, 20, 100)  # most objects are short-lived, and few are in cycles
     owner = f"{socket.gethostname()}:{address}"
-    log = _log()
+    logging.getLogger("txnbuffer.waits").disabled = True  # the service logs waits itself
     if cluster_mode and (used := canonical_address(address)) != address.rstrip("/"):
-        log("namespace", given=address, used=used)
-    shutdown = Shutdown(config.service.drain_seconds + SHUTDOWN_SECONDS, lambda: _exit(log)) if cluster_mode else None
+        log_event("namespace", given=address, used=used)
+    shutdown = Shutdown(config.service.drain_seconds + SHUTDOWN_SECONDS, _exit) if cluster_mode else None
     serving = serve(
-        LogAddress(address, config).open_to_serve, config, owner, log, cluster_mode=cluster_mode, shutdown=shutdown
+        LogAddress(address, config).open_to_serve,
+        config,
+        owner,
+        log_event,
+        cluster_mode=cluster_mode,
+        shutdown=shutdown,
     )
     try:
-        with reporting(_progress_log(log)):
+        with reporting(_progress_log()):
             error = asyncio.run(with_workers(serving))
     finally:
         if shutdown is not None:
@@ -130,11 +143,12 @@ async def with_workers(work: Coroutine[Any, Any, T]) -> T:
     return await work
 
 
-def _exit(log: Any) -> None:
+def _exit() -> None:
     """End the process from any thread; as after a kill, the next owner completes the work."""
     import os
 
-    log("left", error="the cluster did not respond in time for a clean shutdown; the next service completes the work")
+    text = "the cluster did not respond in time for a clean shutdown; the next service completes the work"
+    log_event("left", error=text)
     os._exit(SHUTDOWN_TIMED_OUT)
 
 
@@ -142,7 +156,7 @@ PROGRESS_SECONDS = 2.0
 """Seconds of an operation before its progress is logged, and between two such events."""
 
 
-def _progress_log(log: Any) -> OnProgress:
+def _progress_log() -> OnProgress:
     """A callback that logs the progress of operations that take long."""
     logged: dict[str, float] = {}
 
@@ -151,33 +165,6 @@ def _progress_log(log: Any) -> OnProgress:
             logged.pop(progress.operation, None)
         elif progress.seconds - logged.get(progress.operation, 0.0) >= PROGRESS_SECONDS:
             logged[progress.operation] = progress.seconds
-            log("progress", **dataclasses.asdict(progress))
+            log_event("progress", **dataclasses.asdict(progress))
 
     return show
-
-
-def _log() -> Any:
-    """The function that logs an event as one JSON object on stderr; what libraries log becomes such events, too."""
-    import logging
-
-    import structlog
-
-    waits = logging.getLogger("txnbuffer.waits")  # the service logs waits itself
-    waits.propagate = False
-    waits.addHandler(logging.NullHandler())
-    structlog.configure(
-        processors=[
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    log = structlog.get_logger().info
-
-    class Events(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            log("library", logger=record.name, level=record.levelname.lower(), message=self.format(record))
-
-    logging.getLogger().addHandler(Events(logging.WARNING))
-    logging.captureWarnings(True)
-    return log

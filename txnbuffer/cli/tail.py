@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from collections import deque
 from collections.abc import Set
@@ -19,7 +20,7 @@ from txnbuffer.cli.output import escaped, has_style, narrate, output_option, pla
 from txnbuffer.client.connection import connect
 from txnbuffer.client.reading.reader import ISOLATIONS, CommittedReader
 from txnbuffer.client.reading.records import Record
-from txnbuffer.client.reading.starts import SAME_AS, Start
+from txnbuffer.client.reading.starts import SAME_AS, Seqno, Start
 from txnbuffer.client.streams.streams import Rollback
 from txnbuffer.client.streams.tokens import FileTokens
 from txnbuffer.model import Position, TxnId
@@ -36,7 +37,7 @@ POLL = 0.5
 @address_argument
 @topic_argument("topics", nargs=-1, required=True, metavar="TOPIC…")
 @click.option("--from", "start", default="beginning", show_default=True, metavar="START",
-              help="beginning, end, a position ledger:entry, or a time such as 2026-01-31T12:00:00+00:00.")  # fmt: skip
+              help="beginning, end, a seqno, a position ledger:entry, or a time: 2026-01-31T12:00+00:00.")  # fmt: skip
 @click.option("--isolation", type=click.Choice(ISOLATIONS), default="read_committed", show_default=True,
               help="read_uncommitted also prints records of open and aborted transactions.")  # fmt: skip
 @click.option("-n", "--last", type=click.IntRange(0), metavar="N", help="Begin with the last N records of each topic.")
@@ -73,8 +74,8 @@ def tail_command(
     """
     if stream:
         check(topics, isolation, last, limit, tokens)
-        _show_header(header, output)
-        batches = records(log, topics[0], start, tokens, follow=follow, json=output == "json")
+        show_header(header, output)
+        batches = records(log, topics[0], start, tokens, follow=follow, as_json=output == "json")
         for record in itertools.islice(itertools.chain.from_iterable(batches), limit):
             _show(record, output)
         batches.close()
@@ -88,7 +89,7 @@ def tail_command(
         if last is not None:
             starts = {name: start_of_last(broker, name, last, isolation) for name in _logs(broker, topics)}
         with CommittedReader(broker, topics, start=starts, isolation=isolation) as reader:
-            _show_header(header, output)
+            show_header(header, output)
             _read(reader, limit, follow, output)
 
 
@@ -149,8 +150,10 @@ def _messages_before_end(broker: Broker, topic: str, count: int) -> Start:
     return "beginning"
 
 
-def parse_start(text: str) -> Start:
-    """Parse a start position. Raises click.BadParameter."""
+def parse_start(text: str, option: str = "--from") -> Start:
+    """Parse where to start. Raises click.BadParameter."""
+    if text.isdecimal() and int(text):
+        return Seqno(int(text))
     if text in ("beginning", "end", *SAME_AS):
         return text
     for read in (Position.parse, datetime.fromisoformat):
@@ -158,28 +161,37 @@ def parse_start(text: str) -> Start:
             return read(text)
         except ValueError:
             continue
-    raise click.BadParameter(f"{text!r} is not a start: give beginning, end, a position or a time", param_hint="--from")
+    raise click.BadParameter(
+        f"{text!r} is not a start: give beginning, end, a seqno, a position or a time", param_hint=option
+    )
 
 
-def _show_header(wanted: bool | None, output: str) -> None:
+def show_header(wanted: bool | None, output: str) -> None:
+    """Print the names of the columns if they are wanted; None: on a terminal."""
     if output == "table" and (sys.stdout.isatty() if wanted is None else wanted):
         names = "\t".join(COLUMNS)
         click.echo(click.style(names, bold=True) if has_style() else names)
 
 
 def _show(record: Record, output: str) -> None:
+    click.echo(record_line(record, output))
     if output == "json":
-        show_line({**record._asdict(), "properties": dict(record.properties)})
-        return
+        sys.stdout.flush()
+
+
+def record_line(record: Record, output: str) -> str:
+    """A record as one line: columns separated by tabs, or a JSON object."""
+    if output == "json":
+        return json.dumps(plain({**record._asdict(), "properties": dict(record.properties)}))
     key = NO_KEY if record.key is None else escaped(record.key, NO_KEY)
     value = DELETED if record.value is None else escaped(record.value, DELETED)
-    click.echo(f"{record.topic}\t{record.position}\t{plain(record.seqno) or '-'}\t{record.txn or '-'}\t{key}\t{value}")
+    return f"{record.topic}\t{record.position}\t{plain(record.seqno) or '-'}\t{record.txn or '-'}\t{key}\t{value}"
 
 
-def records(log: LogAddress, topic: str, start: str, tokens: str | None, *, follow: bool, json: bool) -> Any:
+def records(log: LogAddress, topic: str, start: str, tokens: str | None, *, follow: bool, as_json: bool) -> Any:
     """Lists of records as they arrive, without end if `follow`; requesting the next list acknowledges the last one.
 
-    A rollback is reported on stderr, and with `json` on stdout too.
+    A rollback is reported on stderr, and with `as_json` on stdout too.
     """
     from_ = "now" if start == "end" else start
     store = None if tokens is None else FileTokens(tokens)
@@ -191,7 +203,7 @@ def records(log: LogAddress, topic: str, start: str, tokens: str | None, *, foll
         for item in stream:
             if isinstance(item, Rollback):
                 narrate(f"history branched: records of {topic} printed after seqno {item.seqno} are no longer valid")
-                if json:
+                if as_json:
                     show_line({"topic": topic, "rollback": item.seqno})
                 continue
             yield [

@@ -1,1 +1,1 @@
-"""The life of a transaction: sessions and ids, decisions and markers, time-outs, taking over. Pure."""
+"""The life of a transaction: sessions and ids, decisions and markers, timeouts, taking over. Pure."""

@@ -17,7 +17,7 @@ from broker_io.partitions import partition_name, partition_of, whole_name
 from broker_io.port import check_topic_name
 from snapshots.format import is_internal
 from txnbuffer.checks import MAX_NAME, check_name, check_number, check_position, check_timeout
-from txnbuffer.config import load_config
+from txnbuffer.config import load
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 from txnbuffer.rpc.service_access import ServiceAccess, broker_options_of
@@ -46,6 +46,7 @@ StartOrEnd: TypeAlias = "Position | datetime | str"
 _READ_OPTIONS = (
     "broker", "topics", "pattern", "isolation", "include_aborted", "start", "end", "columns", "partition_bytes",
     "max_messages_per_trigger", "fail_on_data_loss", "latest", "tls_ca", "tls_cert", "tls_key", "token_file", "config",
+    "profile",
 )  # fmt: skip
 
 
@@ -77,7 +78,7 @@ class ReadOptions:
         """The parsed options. Raises InvalidRequest, InvalidAddress, InvalidConfiguration."""
         given, settings = _known(options, "topics", _READ_OPTIONS)
         broker = broker_address(given.get("broker"))
-        if not is_cluster(broker) and (unused := sorted({"config", *settings} & given.keys())):
+        if not is_cluster(broker) and (unused := sorted({"config", "profile", *settings} & given.keys())):
             raise InvalidRequest(
                 f"option {', '.join(unused)} is for clusters, and broker is {broker}: leave the option out"
             )
@@ -95,7 +96,7 @@ class ReadOptions:
             raise InvalidRequest(f"option include_aborted requires isolation {READ_COMMITTED}, got {isolation}")
         return cls(
             broker=broker,
-            broker_options=_of_service(broker, given) or broker_options(broker, given.get("config"), settings),
+            broker_options=_of_service(broker, given) or broker_options(broker, given, settings),
             topics=topics,
             pattern=_pattern(pattern),
             isolation=isolation,
@@ -141,12 +142,13 @@ def _of_topic(places: Mapping[str, StartOrEnd], topic: str, default: StartOrEnd)
     return next((places[name] for name in (topic, whole_name(topic), "") if name in places), default)
 
 
-def broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -> dict[str, Any]:
+def broker_options(broker: str, given: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, Any]:
     """Options of `open_broker` for a cluster, from a configuration file, the environment and settings `pulsar.…`."""
     if not is_cluster(broker):
         return {}
     flags = [f"{name}={text}" for name, text in settings.items()]
-    return load_config(path, os.environ, flags, option="option").pulsar.options()
+    profile = given.get("profile")
+    return load(given.get("config"), os.environ, flags, option="option", profile=profile).config.pulsar.options()
 
 
 def _known(
@@ -308,7 +310,7 @@ TRANSACTION_TIMEOUT = 900.0
 
 _WRITE_OPTIONS = (
     "broker", "topic", "name", "number", "transaction_timeout", "batching", "service", "tls_ca", "tls_cert", "tls_key",
-    "token_file", "config",
+    "token_file", "config", "profile",
 )  # fmt: skip
 SPARKS = frozenset({"checkpointlocation", "queryname"})
 """Options of Spark, in lower case."""
@@ -353,7 +355,7 @@ class WriteOptions:
         batching = given.get("batching", "messages")
         if batching not in ("messages", "records"):
             raise InvalidRequest(f"option batching must be messages or records, got {batching!r}")
-        if not is_cluster(broker) and (unused := sorted({"service", "config", *settings} & given.keys())):
+        if not is_cluster(broker) and (unused := sorted({"service", "config", "profile", *settings} & given.keys())):
             raise InvalidRequest(
                 f"option {', '.join(unused)} is for clusters, and broker is the service {broker}: leave the option out"
             )
@@ -366,9 +368,7 @@ class WriteOptions:
             batching="records" if batching == "records" else "messages",
             service=given.get("service"),
             access=access_of(given),
-            cluster=cast("PulsarOptions", broker_options(broker, given.get("config"), settings))
-            if is_cluster(broker)
-            else None,
+            cluster=cast("PulsarOptions", broker_options(broker, given, settings)) if is_cluster(broker) else None,
         )
 
 

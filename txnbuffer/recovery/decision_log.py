@@ -68,7 +68,7 @@ def read_decisions(broker: Broker, shard: Shard, buffers: Buffers | None = None)
     decisions = shard.topic(DECISIONS)
     if buffers is None:
         buffers = replayed_topics(broker, shard.of)
-    history, gone = _read_history(broker, decisions)
+    history, gone = read_history(broker, decisions)
     lost = (
         gone or missing_owner_evidence(history) or data_loss_evidence(history, history.epoch + 1, shard.number, buffers)
     )
@@ -130,7 +130,7 @@ def replayed_topics(broker: Broker, shards: int) -> Buffers:
     return buffers
 
 
-def _read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
+def read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
     """The state of a decision log, and why it can't be read to its end; None if it can.
 
     Raises UnreadableDecision, and ServiceUnavailable if messages before the end do not come.

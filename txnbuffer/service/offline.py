@@ -1,7 +1,4 @@
-"""What commands do to a log that no service has open: an engine owns it meanwhile, so the same rules hold.
-
-Open transactions are shown without an owner, from the topics and the decision log; nothing is written.
-"""
+"""What commands do to a log that no service has open: an engine owns it meanwhile, so the same rules hold."""
 
 from __future__ import annotations
 
@@ -12,19 +9,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from broker_io.environment import current
-from broker_io.errors import Error, ServiceUnavailable, StillHeld
+from broker_io.errors import ServiceUnavailable, StillHeld
 from broker_io.port import AnnotatedBroker, Broker
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
-from txnbuffer.buffer.state import OpenTxn
 from txnbuffer.config import CompactionConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.decisions import decode_owner_address
-from txnbuffer.coordinator.history import History
 from txnbuffer.errors import CompactionFailed
-from txnbuffer.follow import publish_time
-from txnbuffer.model import Outcome, TxnId
-from txnbuffer.recovery.decision_log import read_decisions, replayed_topics
+from txnbuffer.model import TxnId
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.door.connection import Limits
 from txnbuffer.service.engine.compaction import CompactRecords
@@ -129,52 +122,6 @@ async def _until_ended(txn: TxnId, engines: Sequence[Engine]) -> None:
                 "a service, which writes it, or try again"
             )
         await asyncio.sleep(POLLS[0])
-
-
-def hanging(broker: Broker, seconds: float) -> list[dict[str, Any]]:
-    """Open transactions of a log without a service, as the service answers FindHanging. Nothing is written.
-
-    Raises as `read_decisions`.
-    """
-    count = shards_of(broker)
-    buffers = replayed_topics(broker, count)
-    histories = [read_decisions(broker, Shard(number, count), buffers).history for number in range(count)]
-    now = current().clock.now_ms() / 1000
-    found: dict[TxnId, dict[str, Any]] = {}
-    for topic, entry in ((topic, entry) for topic, buffer in buffers.items() for entry in buffer.ongoing.values()):
-        if (known := found.get(entry.txn)) is None:
-            found[entry.txn] = _row(broker, topic, entry, histories, now)
-        else:
-            known["topics"].append(topic)
-    rows = [row for row in found.values() if (row["open_seconds"] or 0) >= seconds]
-    return sorted(rows, key=lambda row: -(row["open_seconds"] or 0))
-
-
-def _row(broker: Broker, topic: str, entry: OpenTxn, histories: Sequence[History], now: float) -> dict[str, Any]:
-    started: int | None = None
-    with contextlib.suppress(Error):
-        started = publish_time(broker, topic, entry.first)
-    return {
-        "txn": str(entry.txn),
-        "state": _state(entry.txn, histories),
-        "open_seconds": None if started is None else round(max(now - started / 1000, 0.0), 3),
-        "aborted_in_seconds": None,
-        "session": None,
-        "client": "unknown: no service runs",
-        "first": str(entry.first),
-        "records": entry.accepted,
-        "topics": [topic],
-    }
-
-
-def _state(txn: TxnId, histories: Sequence[History]) -> str:
-    if txn.most >= len(histories):
-        return "of no shard of this log"
-    for group in histories[txn.most].groups.values():
-        for row in group.rows:
-            if row.least == txn.least:
-                return "committing" if row.outcome is Outcome.COMMIT else "aborting"
-    return "open"
 
 
 async def compacted(ask: Ask, topic: str, number: int, show: Callable[[str, int, int], None]) -> dict[str, Any]:

@@ -143,9 +143,11 @@ class Processed:
 
 @dataclass(slots=True)
 class HandlerTask:
-    """The handler of records or of batches (one is None), what follows when it fails, and what was done.
+    """The handler (two of the three are None), what follows when it fails, and what was done.
 
     `turn`: the lock that a runner holds while the handler runs, so that it runs for one partition at a time.
+    `work`: a handler of batches that returns how many of the first records it has handled. If it returns 0, it is
+    called again; once `stop` is set, processing ends instead, with everything committed that was handled.
     """
 
     handler: Handler | None
@@ -154,6 +156,16 @@ class HandlerTask:
     retries: int
     done: Processed = field(default_factory=Processed)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    work: Work | None = None
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class NoMoreTaken(Exception):
+    """The handler takes no more records: processing has to end."""
+
+
+class _NoneHandled(Exception):
+    """The handler has handled none of the records, so its transaction aborts."""
 
 
 class _Failed(Exception):
@@ -189,7 +201,10 @@ class HandlerRunner:
         self._last_at = 0.0
 
     async def handle(self, records: RecordBatch, *, halved: bool = False) -> None:
-        """Handle consecutive records. Raises StaleGeneration, PositionConflict, and the error of the handler."""
+        """Handle consecutive records.
+
+        Raises NoMoreTaken, StaleGeneration, PositionConflict, and the error of the handler.
+        """
         failures: dict[int | None, int] = {}
         while len(records):
             at: int | None
@@ -228,6 +243,7 @@ class HandlerRunner:
         """Run `work` and move the group in one transaction; return how many of the first records it has handled.
 
         Returns 0 if the transaction aborted. If it timed out, the next attempt handles fewer records.
+        Raises NoMoreTaken.
         """
         group, topic = self._member.group, self._assignment.partition
         records = records.take(slice(self._batch_size.records))
@@ -248,6 +264,8 @@ class HandlerRunner:
                     finally:
                         done = clock()
                     await turn.aclose()
+                    if not count:
+                        raise _NoneHandled
                     end = records.take(slice(count)).positions.last
                     txn.consumed(ConsumerPosition(group, topic, generation, self.end, end))
                     await txn.commit()
@@ -258,6 +276,10 @@ class HandlerRunner:
                 await asyncio.sleep(PAUSE)
             else:
                 await self._pause(aborted)
+            return 0
+        except _NoneHandled:
+            if self._task.stop.is_set():
+                raise NoMoreTaken from None
             return 0
         except StaleGeneration:
             if stalls.longest >= BLOCKED:
@@ -281,6 +303,8 @@ class HandlerRunner:
         until = clock() + self._batch_size.seconds
         slow_warning = self._warn_if_slow(records)
         try:
+            if self._task.work is not None:
+                return await self._task.work(txn, records)
             if self._task.batch_handler is not None:
                 await check_awaitable(self._task.batch_handler(txn, records))
             elif self._task.handler is not None:
@@ -356,7 +380,7 @@ class HandlerRunner:
         """Reduce the batch size, because handling these records took too long; `done`: when the last one was done."""
         first = records.positions.first
         # A batch handler does not tell how long a single record took.
-        last = 0.0 if self._task.batch_handler is not None else done - self._last_at
+        last = 0.0 if self._task.handler is None else done - self._last_at
         self._batch_size.too_long(first, self._tried, seconds, last)
         what = "the record at" if self._tried == 1 else f"{self._tried} records from"
         LOG.warning(

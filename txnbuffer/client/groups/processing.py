@@ -20,7 +20,16 @@ from snapshots.format import is_internal
 from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.checks import check_callable, check_flag
 from txnbuffer.client.base import BaseClient
-from txnbuffer.client.groups.handling import LOG, PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
+from txnbuffer.client.groups.handling import (
+    LOG,
+    PAUSE,
+    DeadLetter,
+    HandlerRunner,
+    HandlerTask,
+    NoMoreTaken,
+    OnError,
+    Processed,
+)
 from txnbuffer.client.groups.membership import AdaptiveBatch, Membership
 from txnbuffer.client.lifecycle import cancel
 from txnbuffer.client.reading.async_reader import AsyncReader
@@ -46,7 +55,10 @@ class GroupSource(NamedTuple):
 
 
 async def process(client: BaseClient, source: GroupSource, task: HandlerTask) -> Processed:
-    """Join the group and handle its records until the idle timeout or a cancellation. Raises the handler's error."""
+    """Join the group and handle its records until the idle timeout, `task.stop` or a cancellation.
+
+    Raises the handler's error.
+    """
     source = source._replace(start=canonical(source.start))
     topics = _check(source, task)
     member = Membership(client, source.group, topics, from_end=source.start == "end", wait=source.wait)
@@ -77,7 +89,7 @@ def _check(source: GroupSource, task: HandlerTask) -> Sequence[str]:
         if is_internal(check_topic(name)):
             raise InvalidTopicName(f"{name!r} is an internal topic: a group can only read topics of records")
     _check_on_error(task.on_error, topics)
-    check_callable(task.handler if task.batch_handler is None else task.batch_handler)
+    check_callable(next((one for one in (task.work, task.batch_handler) if one is not None), task.handler))
     return topics
 
 
@@ -112,18 +124,20 @@ class _Process:
     followed: dict[str, PartitionAssignment] = field(default_factory=dict)
     batch_sizes: dict[str, AdaptiveBatch] = field(default_factory=dict)
     starting: set[str] = field(default_factory=set)
+    handling: set[str] = field(default_factory=set)
     readers: dict[str, AsyncReader] = field(default_factory=dict)
     busy: int = 0
     idle_since: float = math.inf
 
     async def run(self) -> None:
-        """Run until the idle timeout. Raises the error of the first task that fails."""
+        """Run until the idle timeout or the stop. Raises the error of the first task that fails."""
         self.idle_since = asyncio.get_running_loop().time()  # joining may have taken long
-        changed = asyncio.ensure_future(self.member.changed.wait())
+        changed, stopped = (asyncio.ensure_future(one.wait()) for one in (self.member.changed, self.task.stop))
         try:
             self._start_missing()
-            while (left := self._left()) > 0:
-                await asyncio.wait([changed, *self.tasks.values()], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            while (left := self._left()) > 0 and not stopped.done():
+                waited = [changed, stopped, *self.tasks.values()]
+                await asyncio.wait(waited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if changed.done():
                     self.member.changed.clear()
                     changed = asyncio.ensure_future(self.member.changed.wait())
@@ -134,9 +148,24 @@ class _Process:
                         del self.tasks[name]
                         task.result()
                 self._start_missing()
-            await self._say_what_is_held_back()
+            if stopped.done():
+                await self._finish()
+            else:
+                await self._say_what_is_held_back()
         finally:
             changed.cancel()
+            stopped.cancel()
+
+    async def _finish(self) -> None:
+        """After the stop, wait until the handler has ended and what it has handled is committed."""
+        for name, task in self.tasks.items():
+            if name not in self.handling:
+                task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks.values())
+        for task in self.tasks.values():
+            if not task.cancelled():
+                task.result()
 
     async def _say_what_is_held_back(self) -> None:
         """Record and log what the assigned partitions have, but no transaction of the group could get yet."""
@@ -179,12 +208,14 @@ class _Process:
             self.readers[assignment.partition] = reader
             try:
                 wait = 0.0
-                while self.member.holds(assignment):
+                while self.member.holds(assignment) and not self.task.stop.is_set():
                     with self._working() if wait == 0.0 else nullcontext():
                         records = await reader.read(limit=self.source.batch, timeout=wait)
                     if records is not None:
                         with self._working():
+                            self.handling.add(assignment.partition)
                             await runner.handle(records)
+                            self.handling.discard(assignment.partition)
                     # Reading records that already exist never counts as idle.
                     wait = 0.0 if records is not None else min(WAIT, self.source.idle_timeout or WAIT)
             finally:
@@ -198,8 +229,10 @@ class _Process:
             raise PositionTrimmed(
                 f"group {group!r} has reached {assignment.end} of {topic!r}, which was trimmed: {error}. If the topic "
                 f"was re-created, or the lost records do not matter, call forget_group({group!r}, {topic!r}) or run "
-                f"`txnbuf groups {group} --forget --topic {topic}` to restart the group there"
+                f"`txnbuf groups forget {group} --topic {topic}` to restart the group there"
             ) from error
+        except NoMoreTaken:
+            return
         except (StaleGeneration, PositionConflict):
             self.member.rejected(assignment)
             await asyncio.sleep(PAUSE)

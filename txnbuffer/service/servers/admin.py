@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from broker_io.compaction import CompactingBroker, CompactionPolicy
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, PlugInBroker
+from broker_io.position import Position
 from broker_io.waits import long_waits
+from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.buffer.state import OpenTxn
 from txnbuffer.checks import check_name
@@ -36,6 +39,8 @@ from txnbuffer.service.topics.topics import check_owned
 from txnbuffer.streams.failover import ResumeToken
 
 Answer = dict[str, Any]
+SHOWN_OPEN = 20
+NO_TRANSACTIONS = "nothing: the topic has no transactions"
 
 
 def group_rows(coordinator: Coordinator, wanted: str | None) -> list[Answer]:
@@ -46,12 +51,18 @@ def group_rows(coordinator: Coordinator, wanted: str | None) -> list[Answer]:
             continue
         members = coordinator.consumer_groups.members(name)
         group = {"group": name, "generation": generation, "stage": members.stage.value}
-        for topic in sorted({*positions, *members.holders}):
-            held = members.holders.get(topic)
-            rows.append(group | {"topic": topic, "member": held, "position": positions.get(topic)})
+        rows += position_rows(group, positions, members.holders)
         spare = sorted({*members.by_name} - {*members.holders.values()})
         rows += [group | {"topic": None, "member": member, "position": None} for member in spare]
     return rows
+
+
+def position_rows(group: Answer, positions: Mapping[str, Position], holders: Mapping[str, str]) -> list[Answer]:
+    """The partitions of one group, sorted by name, each with its member and its position."""
+    return [
+        group | {"topic": topic, "member": holders.get(topic), "position": positions.get(topic)}
+        for topic in sorted({*positions, *holders})
+    ]
 
 
 def with_lag(broker: Broker, rows: list[Answer], known: dict[str, NumberedLog], *, all_known: bool) -> list[Answer]:
@@ -70,6 +81,79 @@ def with_lag(broker: Broker, rows: list[Answer], known: dict[str, NumberedLog], 
                 log = NumberedLog.load(broker, topic)
             row["lag"] = records_after(broker, topic, position, log)
     return rows
+
+
+def topic_row(name: str, buffer: TransactionBuffer | None, problem: object) -> Answer:
+    """What a buffer says of its topic; it is None for a topic without transactions, and for one with a problem."""
+    return {
+        "topic": name,
+        "transactions": buffer is not None,
+        "ledgers": None,
+        "bytes": None,
+        "end": None,
+        "max_read_position": None if buffer is None else _text(buffer.max_read_position),
+        "open": 0 if buffer is None else len(buffer.ongoing),
+        "aborts": 0 if buffer is None else len(buffer.aborted),
+        "problem": _text(problem),
+    }
+
+
+def stored_size(broker: Broker, name: str) -> Answer:
+    """The stored size of a topic; None where the broker fails to answer. Runs in another thread."""
+    facts: Answer = {"ledgers": None, "bytes": None, "end": None}
+    with contextlib.suppress(Error):
+        ledgers = broker.ledgers(name)
+        facts["ledgers"], facts["bytes"] = len(ledgers), sum(ledger.bytes for ledger in ledgers)
+        facts["end"] = _text(broker.last_position(name))
+    return facts
+
+
+def stored_messages(broker: Broker, name: str) -> Answer:
+    """How many messages of a topic are stored, and the first one; as `stored_size`."""
+    facts: Answer = {"messages": None, "first": None}
+    with contextlib.suppress(Error):
+        facts["messages"] = sum(ledger.entries for ledger in broker.ledgers(name))
+        facts["first"] = _text(broker.first_position(name))
+    return facts
+
+
+def plain_consumers(broker: Broker, name: str, plug_in: str | None) -> Answer | None:
+    """The state of the brokers' plug-in: of the cluster, and what its broker says of a topic. In another thread."""
+    if not isinstance(broker, PlugInBroker):
+        return None
+    answer: Answer = {"plug_in": plug_in}
+    with contextlib.suppress(Error):  # the broker fails to answer
+        answer |= broker.plug_in_state(name)
+    return answer
+
+
+def buffer_facts(buffer: TransactionBuffer, next_seqno: int, transactions: list[Answer]) -> Answer:
+    """What `Describe` says of a topic with transactions besides its row; `transactions`: the oldest open ones."""
+    return {
+        "applied": _text(buffer.applied),
+        "next_seqno": next_seqno,
+        "segments": len(buffer.segments.summaries),
+        "counters": buffer.counters._asdict(),
+        "transactions": transactions,
+    }
+
+
+def oldest_open(buffer: TransactionBuffer) -> list[OpenTxn]:
+    """The open transactions that `Describe` shows."""
+    return [*islice(buffer.ongoing.values(), SHOWN_OPEN)]
+
+
+def readers_wait_for(buffer: TransactionBuffer, oldest: Answer | None) -> str:
+    """What readers of committed records wait for; `oldest`: the oldest open transaction."""
+    if oldest is None:
+        return "nothing: every transaction is decided"
+    since = "" if oldest["open_seconds"] is None else f", for {oldest['open_seconds']:.1f} s"
+    left = "" if oldest["aborted_in_seconds"] is None else f"; it is aborted in {oldest['aborted_in_seconds']:.0f} s"
+    return (
+        f"transaction {oldest['txn']}: {oldest['state']} since {oldest['first']}{since}, of {oldest['client']}{left}. "
+        f"Readers see all up to {_text(buffer.max_read_position) or 'the beginning'}; "
+        f"`txnbuf abort {oldest['txn']}` unblocks them"
+    )
 
 
 def compaction_row(compaction: CompactionScheduler, topic: str) -> Answer:
@@ -188,21 +272,18 @@ class ServiceAdmin:
         answer = summary | {
             "held_back": None if held is None else held.as_json(),
             "waits_for": await self._waits_for(topic),
-            "plain_consumers": await asyncio.to_thread(self._plain_consumers, topic.name),
+            "plain_consumers": await asyncio.to_thread(
+                plain_consumers, self._engine.broker, topic.name, self._engine.plug_ins.found.state.value
+            ),
             "service": [*map(str, long_waits())],
+            **await asyncio.to_thread(stored_messages, self._engine.broker, topic.name),
         }
         if topic.followed is None:
             return answer
-        buffer = topic.followed.buffer
-        return answer | {
-            "applied": _text(buffer.applied),
-            "next_seqno": topic.followed.numbered.next_seqno,
-            "segments": len(buffer.segments.summaries),
-            "counters": buffer.counters._asdict(),
-            "transactions": [
-                await self._ongoing(topic, entry) for _, entry in zip(range(20), buffer.ongoing.values(), strict=False)
-            ],
-        }
+        buffer, next_seqno = topic.followed.buffer, topic.followed.numbered.next_seqno
+        return answer | buffer_facts(
+            buffer, next_seqno, [await self._ongoing(topic, one) for one in oldest_open(buffer)]
+        )
 
     async def find_hanging(self, request: dict[str, Any]) -> list[Answer]:
         """Open transactions that wrote their first record more than `seconds` ago, the oldest first."""
@@ -360,34 +441,13 @@ class ServiceAdmin:
         return topic
 
     async def _summaries(self, topics: list[ServiceTopic]) -> list[Answer]:
-        stored = await asyncio.to_thread(self._stored, [topic.name for topic in topics])
+        broker, names = self._engine.broker, [topic.name for topic in topics]
+        stored = await asyncio.to_thread(lambda: [stored_size(broker, name) for name in names])
         return [self._summary(topic) | facts for topic, facts in zip(topics, stored, strict=True)]
-
-    def _stored(self, names: list[str]) -> list[Answer]:
-        """The stored size of topics; None where the broker fails to answer. Runs in another thread."""
-        broker, found = self._engine.broker, []
-        for name in names:
-            facts: Answer = {"ledgers": None, "bytes": None, "end": None}
-            with contextlib.suppress(Error):
-                ledgers = broker.ledgers(name)
-                facts["ledgers"], facts["bytes"] = len(ledgers), sum(ledger.bytes for ledger in ledgers)
-                facts["end"] = _text(broker.last_position(name))
-            found.append(facts)
-        return found
 
     def _summary(self, topic: ServiceTopic) -> Answer:
         buffer = None if topic.followed is None else topic.followed.buffer
-        return {
-            "topic": topic.name,
-            "transactions": buffer is not None,
-            "ledgers": None,
-            "bytes": None,
-            "end": None,
-            "max_read_position": None if buffer is None else _text(buffer.max_read_position),
-            "open": 0 if buffer is None else len(buffer.ongoing),
-            "aborts": 0 if buffer is None else len(buffer.aborted),
-            "problem": _text(topic.obstacle or self._engine.policy_checks.dangers.get(topic.name)),
-        }
+        return topic_row(topic.name, buffer, topic.obstacle or self._engine.policy_checks.dangers.get(topic.name))
 
     async def _held_back(self, topic: ServiceTopic) -> HeldBack | None:
         """What readers of committed records do not get yet."""
@@ -409,35 +469,16 @@ class ServiceAdmin:
                     found[topic.name] = held.as_json()
         return found
 
-    def _plain_consumers(self, name: str) -> Answer | None:
-        """The state of the brokers' plug-in: of the cluster, and what its broker says of a topic. In another thread."""
-        broker = self._engine.broker
-        if not isinstance(broker, PlugInBroker):
-            return None
-        answer: Answer = {"plug_in": self._engine.plug_ins.found.state.value}
-        with contextlib.suppress(Error):  # the broker fails to answer
-            answer |= broker.plug_in_state(name)
-        return answer
-
     async def _waits_for(self, topic: ServiceTopic) -> str:
         """Describe what readers of committed records wait for."""
         if topic.problem is not None:
             state = "has stopped" if topic.stopped else "can't be followed now and is retried"
             return f"the topic {state}: {topic.problem}"
         if topic.followed is None:
-            return "nothing: the topic has no transactions"
+            return NO_TRANSACTIONS
         buffer = topic.followed.buffer
         oldest = buffer.ongoing.oldest()
-        if oldest is None:
-            return "nothing: every transaction is decided"
-        facts = await self._ongoing(topic, oldest)
-        since = "" if facts["open_seconds"] is None else f", for {facts['open_seconds']:.1f} s"
-        left = "" if facts["aborted_in_seconds"] is None else f"; it is aborted in {facts['aborted_in_seconds']:.0f} s"
-        return (
-            f"transaction {oldest.txn}: {facts['state']} since {oldest.first}{since}, of {facts['client']}{left}. "
-            f"Readers see all up to {_text(buffer.max_read_position) or 'the beginning'}; "
-            f"`txnbuf abort {oldest.txn}` unblocks them"
-        )
+        return readers_wait_for(buffer, None if oldest is None else await self._ongoing(topic, oldest))
 
     async def _ongoing(self, topic: ServiceTopic, entry: OpenTxn) -> Answer:
         """One transaction with undecided records in a topic."""

@@ -7,7 +7,7 @@ existed are read from the log. Durable cursors are stored in the snapshots of th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from broker_io.errors import Error
 from broker_io.port import Ledger
 from broker_io.position import Int64s, Position, before_ledger
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.visibility import Sequenced, visible_counts
+from txnbuffer.buffer.visibility import Sequenced, Sequencer, visible_counts
 from txnbuffer.config import StreamsConfig
 from txnbuffer.errors import MutationsTrimmed, StreamTrimmed, TooManyCursors, UnknownCursor
 from txnbuffer.follow import visible_records
@@ -233,6 +233,15 @@ CursorPosition = int | ResumeToken
 InfoOf = Callable[[str], Awaitable[tuple[FollowedTopic, TopicInfo]]]
 
 
+def cursor_rows(topic: str, cursors: Mapping[str, int], numbered: Sequencer) -> list[dict[str, Any]]:
+    """The durable cursors of a topic, with their seqnos and the number of mutations after them."""
+    firsts, high, rows = dict(numbered.first_seqnos), numbered.next_seqno - 1, []
+    for cursor, seqno in sorted(cursors.items()):
+        held = {"seqno": seqno, "items_remaining": max(high - seqno, 0), "first_ledger": first_needed(seqno, firsts)}
+        rows.append({"topic": topic, "cursor": cursor, **held})
+    return rows
+
+
 class Cursors:
     """Durable cursors of all topics. `info` registers a topic if needed and describes it.
 
@@ -302,13 +311,8 @@ class Cursors:
         """All cursors by topic and name, with their seqnos and the number of mutations after them."""
         rows = []
         for name, topic in sorted(self._topics.by_name.items()):
-            if topic.followed is None:
-                continue
-            high = topic.followed.numbered.next_seqno - 1
-            for cursor, seqno in sorted(topic.followed.cursors.items()):
-                needed = first_needed(seqno, dict(topic.followed.numbered.first_seqnos))
-                held = {"seqno": seqno, "items_remaining": max(high - seqno, 0), "first_ledger": needed}
-                rows.append({"topic": name, "cursor": cursor, **held})
+            if topic.followed is not None:
+                rows += cursor_rows(name, topic.followed.cursors, topic.followed.numbered)
         return rows
 
     def floor(self, topic: str, ledgers: Sequence[Ledger], wanted: int) -> int | None:
