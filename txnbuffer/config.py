@@ -160,7 +160,10 @@ USER_INFO = re.compile("//[^/]*@")
 """User and password in a URL."""
 
 NO_SETTINGS = {
-    *(PREFIX + name for name in ("ADDRESS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN", "TOKEN_FILE", "CACHE")),
+    *(
+        PREFIX + name
+        for name in ("ADDRESS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN", "TOKEN_FILE", "CACHE", "DATABASE")
+    ),
     *(PREFIX + name for name in ("CONFIG", "PROFILE")),
     *(f"{PREFIX}PULSAR_{name}" for name in ("URL", "ADMIN", "IMAGE", "REQUIRE", "HOME")),
 }

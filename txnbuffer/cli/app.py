@@ -48,6 +48,7 @@ COMMANDS = {
     "consume": ("consume", "Print each committed record once for a consumer group, or run a command for it."),
     "relay": ("relay", "Copy the committed records of a topic to another topic, exactly once."),
     "materialize": ("materialize", "Keep the latest value of each key in a SQLite table."),
+    "outbox": ("outbox", "Create the tables of an outbox in a database, and publish its rows."),
     "pipeline": ("pipeline", "Run Spark jobs: export, audit, recover, compact and profile."),
     "plugin": ("plugin", "Install the plug-in of brokers for plain consumers, and check which have it."),
     "bench": ("installation", "Run the benchmarks and print one JSON object per line."),

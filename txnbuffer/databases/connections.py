@@ -41,6 +41,11 @@ class Connection(ABC):
     identity: object | None = None
     """The object of the application that `on_commit` is about; None if nothing tells of commits."""
 
+    @property
+    def raw(self) -> Any:
+        """The connection of psycopg 3 behind it; None if there is none."""
+        return None
+
     @abstractmethod
     def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
         """Run a statement in the driver's form; return its rows, nothing for a statement without any."""
@@ -86,6 +91,10 @@ class SqlAlchemyConnection(Connection):
         rows: Sequence[Any] = result.fetchall() if result.returns_rows else ()
         return rows
 
+    @property
+    def raw(self) -> Any:
+        return _psycopg(self._connection.connection.driver_connection)
+
     def check_transaction(self) -> None:
         if self._connection.get_isolation_level() == "AUTOCOMMIT":
             raise InvalidRequest(AUTOCOMMIT.format(", on a connection without the isolation level AUTOCOMMIT"))
@@ -124,6 +133,10 @@ class DjangoConnection(Connection):
             rows: Sequence[Any] = cursor.fetchall() if cursor.description else ()
             return rows
 
+    @property
+    def raw(self) -> Any:
+        return _psycopg(self._connection.connection)
+
     def check_transaction(self) -> None:
         if not self._connection.in_atomic_block:
             raise InvalidRequest(AUTOCOMMIT.format(" with `transaction.atomic()`"))
@@ -145,6 +158,10 @@ class PsycopgConnection(Connection):
             cursor.execute(statement, values)
             rows: Sequence[Any] = cursor.fetchall() if cursor.description else ()
             return rows
+
+    @property
+    def raw(self) -> Any:
+        return self._connection
 
     def check_transaction(self) -> None:
         connection = self._connection
@@ -198,7 +215,7 @@ def adapted(connection: object) -> Connection:
         return SqlAlchemyConnection(thing.connection(), (getattr(thing, "registry", None) and thing()) or thing)
     elif is_django(thing):
         return DjangoConnection(thing)
-    elif _is_psycopg(thing):
+    elif _psycopg(thing) is not None:
         return PsycopgConnection(thing)
     if is_async(thing):
         raise InvalidRequest(f"a {type(thing).__name__} needs the asyncio client: `async with connect(…) as client`")
@@ -218,6 +235,7 @@ def is_django(connection: object) -> bool:
     return hasattr(connection, "vendor") and hasattr(connection, "in_atomic_block")
 
 
-def _is_psycopg(connection: object) -> bool:
+def _psycopg(connection: object) -> Any:
+    """The connection if it is one of psycopg 3, else None."""
     psycopg = sys.modules.get("psycopg")
-    return psycopg is not None and isinstance(connection, psycopg.Connection)
+    return connection if psycopg is not None and isinstance(connection, psycopg.Connection) else None

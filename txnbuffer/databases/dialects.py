@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 from txnbuffer.databases.connections import Connection
 from txnbuffer.databases.groups import OutboxRow, Page
-from txnbuffer.databases.tables import OUTBOX, OUTBOXES, SEQUENCE, VERSION, VERSIONS
+from txnbuffer.databases.tables import NOW, OUTBOX, OUTBOXES, SEQUENCE, VERSION, VERSIONS
 from txnbuffer.errors import InvalidRequest, OutboxMissing, UnsafeDatabase
 
 Item = TypeVar("Item")
@@ -101,6 +101,18 @@ class Dialect(ABC):
     @abstractmethod
     def take_turn(self, connection: Connection, outbox: str) -> bool:
         """Become the publisher of an outbox until the connection is closed; False while another process is."""
+
+    @abstractmethod
+    def raise_id(self, connection: Connection, number: int) -> None:
+        """Give out only ids above a number from now on."""
+
+    @abstractmethod
+    def renumber(self, connection: Connection, outbox: str, last: int) -> None:
+        """Give the rows of an outbox with ids up to `last` new ids, in the same order, all or none."""
+
+    def now(self, connection: Connection) -> int:
+        """Milliseconds since 1970 by the clock of the database."""
+        return int(connection.execute(f"SELECT {NOW[self.name]}")[0][0])
 
     def held_back(self, connection: Connection) -> HoldBack | None:
         """The oldest transaction that may still insert rows, where the database tells."""
@@ -211,6 +223,16 @@ class PostgreSQL(Dialect):
         )  # fmt: skip
         return min([last, *(last + _signed(int(number) - last) for (number,) in locks)])
 
+    def raise_id(self, connection: Connection, number: int) -> None:
+        connection.execute(f"SELECT setval('{SEQUENCE}', greatest(last_value, ?)) FROM {SEQUENCE}", max(number, 1))  # noqa: S608
+
+    def renumber(self, connection: Connection, outbox: str, last: int) -> None:
+        connection.execute(
+            f"UPDATE {OUTBOX} SET id = new.id FROM (SELECT old.id AS before, nextval('{SEQUENCE}') AS id FROM "  # noqa: S608
+            f"(SELECT id FROM {OUTBOX} WHERE outbox = ? AND id <= ? ORDER BY id) AS old) AS new "
+            f"WHERE {OUTBOX}.id = new.before", outbox, last
+        )  # fmt: skip
+
     def lock_keys(self, connection: Connection, hashes: Collection[int]) -> None:
         connection.execute(
             f"SELECT pg_advisory_xact_lock('{OUTBOX}'::regclass::oid::bigint::bit(32)::int, hash) "  # noqa: S608
@@ -244,6 +266,8 @@ class _Serial(Dialect):
     """A database whose writers of the outbox run one after another."""
 
     serial = True
+    begin: ClassVar[str]
+    """The statement that begins a transaction for writing."""
 
     def insert(self, connection: Connection, outbox: str, group: int, rows: NewRows) -> None:
         records = list(zip(*rows[2:], strict=True))
@@ -254,6 +278,20 @@ class _Serial(Dialect):
                 f"VALUES {marks}",
                 *(value for record in some for value in (outbox, group, rows.topic, rows.partition, *record)),
             )
+
+    def renumber(self, connection: Connection, outbox: str, last: int) -> None:
+        columns = f"outbox, grp, topic, part, {self.key}, value, properties, event_time, created"
+        connection.execute(self.begin)
+        try:
+            connection.execute(
+                f"INSERT INTO {OUTBOX} ({columns}) SELECT {columns} FROM {OUTBOX} "  # noqa: S608
+                "WHERE outbox = ? AND id <= ? ORDER BY id", outbox, last
+            )  # fmt: skip
+            connection.execute(f"DELETE FROM {OUTBOX} WHERE outbox = ? AND id <= ?", outbox, last)  # noqa: S608
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
 
     def group(self, connection: Connection, given: int) -> int:
         return given
@@ -270,6 +308,7 @@ class SQLite(_Serial):
 
     name = "sqlite"
     checks_each = True
+    begin = "BEGIN IMMEDIATE"
 
     def has_tables(self, connection: Connection) -> bool:
         return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", VERSIONS))
@@ -290,6 +329,11 @@ class SQLite(_Serial):
         found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", OUTBOX)
         return int(found[0][0]) if found else 0
 
+    def raise_id(self, connection: Connection, number: int) -> None:
+        if self.last_id(connection) < number:
+            connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", OUTBOX)
+            connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", OUTBOX, number)
+
     def home(self, connection: Connection) -> str:
         return ""
 
@@ -302,6 +346,7 @@ class MySQL(_Serial):
 
     name = "mysql"
     key = "`key`"
+    begin = "START TRANSACTION"
 
     def has_tables(self, connection: Connection) -> bool:
         statement = "SELECT 1 FROM information_schema.tables WHERE table_schema = database() AND table_name = ?"
@@ -329,6 +374,10 @@ class MySQL(_Serial):
             "WHERE table_schema = database() AND table_name = ?"
         )
         return int(connection.execute(statement, OUTBOX)[0][0] or 0)
+
+    def raise_id(self, connection: Connection, number: int) -> None:
+        if self.last_id(connection) < number:
+            connection.execute(f"ALTER TABLE {OUTBOX} AUTO_INCREMENT = {number + 1:d}")
 
     def home(self, connection: Connection) -> str:
         return ""

@@ -14,8 +14,9 @@ from typing import Any
 from txnbuffer.checks import check_flag
 from txnbuffer.client.base import BaseClient
 from txnbuffer.client.lifecycle import cancel
+from txnbuffer.databases.notices import Listener
 from txnbuffer.databases.outbox import MAX_BYTES, Lock, Outbox
-from txnbuffer.databases.publisher import LogClient, OutboxStatus, Publisher
+from txnbuffer.databases.publisher import LogClient, OnStatus, OutboxStatus, Publisher
 from txnbuffer.databases.worker import worker_for
 from txnbuffer.errors import InvalidRequest, OutboxStopped
 
@@ -49,10 +50,13 @@ class DatabaseLink:
         self.publisher: Publisher | None = None
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
+        self._listener: Listener | None = None
         if check_flag(options.publish, "publish"):
             worker = worker_for(options.database)
             self.publisher = Publisher(log, name, worker, dead_letter=options.dead_letter)
-            self.outbox.wakers.append(self._wake)
+            self.outbox.wakers.append(self._committed)
+            self._listener = Listener(options.database, name, self._wake)
+            self._listener.start()
             self._task = self._loop.create_task(self._run(self.publisher), name=f"outbox {name}")
 
     async def _run(self, publisher: Publisher) -> None:
@@ -66,12 +70,29 @@ class DatabaseLink:
         if self.publisher is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.publisher.wake)
 
+    def _committed(self) -> None:
+        """A transaction of this client has committed, or will: wake the publisher, here or in another process."""
+        self._wake()
+        if self.publisher is not None and not self.publisher.has_turn:
+            self.outbox.notify()
+
     def check(self) -> None:
         """Raises OutboxStopped if the publisher has stopped."""
         task = self._task
         if task is None or not task.done() or task.cancelled() or (error := task.exception()) is None:
             return
         raise OutboxStopped(f"the publisher of outbox {self.name!r} has stopped: {error}") from error
+
+    def on_status(self, call: OnStatus) -> None:
+        """Have a function called with each new status of the publisher."""
+        if self.publisher is not None:
+            self.publisher.on_status = call
+
+    async def wait_stopped(self, other: asyncio.Future[Any]) -> None:
+        """Wait until the publisher stops, or until `other` is done. Raises OutboxStopped."""
+        if self._task is not None:
+            await asyncio.wait([other, self._task], return_when=asyncio.FIRST_COMPLETED)
+        self.check()
 
     @property
     def status(self) -> OutboxStatus:
@@ -97,6 +118,8 @@ class DatabaseLink:
         """Stop publishing. Rows that are not published stay in the database."""
         if self._task is not None:
             await cancel(self._task)
+        if self._listener is not None:
+            await self._listener.close()
 
 
 class Databases:

@@ -18,6 +18,8 @@ from txnbuffer.client.topic_names import check_topic
 from txnbuffer.databases.connections import Connection, adapted
 from txnbuffer.databases.dialects import KNOWN, Dialect, NewRows, new_group
 from txnbuffer.databases.groups import UNKNOWN
+from txnbuffer.databases.notices import Notifier, notify
+from txnbuffer.databases.worker import is_async_engine
 from txnbuffer.errors import InvalidRequest
 
 Lock: TypeAlias = Literal["key"]
@@ -66,7 +68,8 @@ class Outbox:
         self._checked: set[str] = set()
         self._groups: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self.wakers: list[Waker] = []
-        """Called after each commit, where the connection tells of it."""
+        """Called after each commit, where the connection tells of it; without any, another process is notified."""
+        self._notifier: Notifier | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -129,6 +132,8 @@ class Outbox:
         if self._lock:
             dialect.lock_keys(connection, {_hash(topic, key) for key in new.keys if key is not None})
         dialect.insert(connection, self.name, group, new)
+        if connection.identity is None and dialect.name == "postgresql":  # nothing will tell of the commit
+            notify(connection, self.name)
         return group
 
     def _group(self, connection: Connection, dialect: Dialect) -> int:
@@ -150,6 +155,15 @@ class Outbox:
             self._groups.pop(identity, None)
         for wake in self.wakers:
             wake()
+        if not self.wakers:
+            self.notify()
+
+    def notify(self) -> None:
+        """Internal: tell a publisher in another process to look at the table now."""
+        if self._notifier is None and not is_async_engine(self._database):
+            self._notifier = Notifier(self._database, self.name)
+        if self._notifier is not None:
+            self._notifier.notify()
 
 
 def _new_rows(topic: str, rows: SendColumns, partition: int | None, limit: int) -> NewRows:

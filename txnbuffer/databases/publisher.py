@@ -82,6 +82,8 @@ class LogClient(Protocol):
 
     async def reader(self, topics: str) -> AsyncReader: ...
 
+    async def send(self, topic: str, value: bytes, *, key: str) -> None: ...
+
 
 OnStatus: TypeAlias = Callable[[OutboxStatus], None]
 """Called with each new status."""
@@ -90,6 +92,37 @@ OnStatus: TypeAlias = Callable[[OutboxStatus], None]
 def producer_of(name: str) -> str:
     """The named producer of an outbox."""
     return f"outbox {name}"
+
+
+def table_state(dialect: Dialect, connection: Connection, outbox: str) -> TableState:
+    """What the table says about an outbox, which gets its identity here if it is new."""
+    home = dialect.home(connection)
+    statement = f"SELECT identity, home, published FROM {OUTBOXES} WHERE outbox = ?"  # noqa: S608 - a constant
+    if not (found := connection.execute(statement, outbox)):
+        insert = f"INSERT INTO {OUTBOXES} (outbox, identity, home, published) VALUES (?, ?, ?, 0)"  # noqa: S608
+        connection.execute(insert, outbox, secrets.token_hex(16), home)
+        found = connection.execute(statement, outbox)
+    [(identity, made_in, published)] = found
+    return TableState(identity, made_in, home, dialect.last_id(connection), published)
+
+
+async def registered_identity(log: LogClient, outbox: str) -> str | None:
+    """The identity of the table that was published under the name last; None if the log has none."""
+    found: str | None = None
+    try:
+        reader = await log.reader(REGISTRY)
+    except TopicNotFound:
+        return None
+    async with reader:
+        async for record in reader.records(timeout=1.0):
+            if record.key == producer_of(outbox).encode() and record.value is not None:
+                found = json.loads(record.value)["identity"]
+    return found
+
+
+def registration(identity: str) -> bytes:
+    """The record of the topic REGISTRY about a table with this identity; its key is the producer."""
+    return json.dumps({"identity": identity}).encode()
 
 
 class Publisher:
@@ -113,6 +146,11 @@ class Publisher:
         self._published = asyncio.Condition()
         self.status = OutboxStatus(name)
         self.on_status: OnStatus | None = None
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether this process publishes, or would if it could."""
+        return self.status.state != "waiting"
 
     def wake(self) -> None:
         """Look at the table now: a transaction of the database has committed, or is about to. On the event loop."""
@@ -172,38 +210,15 @@ class Publisher:
 
     async def _open(self) -> None:
         """Check that table and log belong together, and fence a former publisher."""
-        table = await self._worker.run(self._table_state)
+        table = await self._worker.run(partial(table_state, self._dialect, outbox=self._name))
         number = await self._client.committed_number(self._producer)
-        log = LogState(await self._registered_identity(), number)
+        log = LogState(await registered_identity(self._client, self._name), number)
         check_continuity(self._name, table, log)
         self._registered = log.identity is not None
         self._identity = table.identity
         self._deletable = []
         self._progress = Progress(number, serial=self._dialect.serial)
         await self._note_published(number, 0)
-
-    def _table_state(self, connection: Connection) -> TableState:
-        home = self._dialect.home(connection)
-        statement = f"SELECT identity, home, published FROM {OUTBOXES} WHERE outbox = ?"  # noqa: S608 - a constant
-        if not (found := connection.execute(statement, self._name)):
-            insert = f"INSERT INTO {OUTBOXES} (outbox, identity, home, published) VALUES (?, ?, ?, 0)"  # noqa: S608
-            connection.execute(insert, self._name, secrets.token_hex(16), home)
-            found = connection.execute(statement, self._name)
-        [(identity, made_in, published)] = found
-        return TableState(identity, made_in, home, self._dialect.last_id(connection), published)
-
-    async def _registered_identity(self) -> str | None:
-        """The identity of the table that was published under the name last; None if the log has none."""
-        found: str | None = None
-        try:
-            reader = await self._client.reader(REGISTRY)
-        except TopicNotFound:
-            return None
-        async with reader:
-            async for record in reader.records(timeout=1.0):
-                if record.key == self._producer.encode() and record.value is not None:
-                    found = json.loads(record.value)["identity"]
-        return found
 
     # Publish
 
@@ -266,7 +281,7 @@ class Publisher:
     async def _send(self, rows: Sequence[OutboxRow], number: int) -> None:
         async def send(txn: Transaction) -> None:
             if not self._registered:
-                await txn.send(REGISTRY, json.dumps({"identity": self._identity}).encode(), key=self._producer)
+                await txn.send(REGISTRY, registration(self._identity), key=self._producer)
             for (topic, partition), some in _by_topic(rows).items():
                 await send_all(txn, topic, partition, some)
 

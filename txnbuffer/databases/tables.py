@@ -8,6 +8,7 @@
       key, value         bytes, as stored in the topic; a null value deletes the key
       properties         a JSON object of text, null: none
       event_time         milliseconds since 1970, null: none
+      created            when the row was inserted, milliseconds since 1970 by the clock of the database
 
     txnbuffer_outboxes   a row for each outbox that has had a publisher
       outbox             its name
@@ -41,7 +42,8 @@ _COLUMNS = """
     key {blob},
     value {blob},
     properties {long},
-    event_time {number}
+    event_time {number},
+    created {number} NOT NULL DEFAULT ({now})
 """
 _OTHERS = (
     f"""CREATE TABLE IF NOT EXISTS {OUTBOXES} (
@@ -56,6 +58,12 @@ _OTHERS = (
         PRIMARY KEY (consumer, topic))""",
     f"CREATE TABLE IF NOT EXISTS {VERSIONS} (version {{number}} NOT NULL PRIMARY KEY)",
 )
+NOW = {
+    "postgresql": "(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+    "mysql": "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
+}
+"""Milliseconds since 1970."""
 _TYPES = {
     "postgresql": {"text": "text", "long": "text", "number": "bigint", "blob": "bytea"},
     "sqlite": {"text": "TEXT", "long": "TEXT", "number": "INTEGER", "blob": "BLOB"},
@@ -88,7 +96,7 @@ _KEY = {"mysql": "`key`"}
 
 def create_statements(dialect: str) -> Sequence[str]:
     """The statements that create the tables in a database of this dialect, in order."""
-    types = _TYPES[dialect]
+    types = {**_TYPES[dialect], "now": NOW[dialect]}
     suffix = _SUFFIX.get(dialect, "")
     statements = [*_FIRST[dialect], *(statement + suffix for statement in _OTHERS)]
     made = [statement.format(**types) for statement in statements]

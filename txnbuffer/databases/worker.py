@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import sqlite3
 from abc import ABC, abstractmethod
@@ -26,6 +27,8 @@ from txnbuffer.databases.connections import (
 from txnbuffer.errors import InvalidRequest
 
 Result = TypeVar("Result")
+
+LOG = logging.getLogger("txnbuffer.databases")
 
 
 class Worker(ABC):
@@ -59,16 +62,23 @@ class ThreadWorker(Worker):
                 self._opened = opening.pop_all()
         return function(self._connection)
 
+    def submit(self, function: Callable[[Connection], object]) -> None:
+        """Call the function with the connection, soon; errors close the connection and are logged."""
+        self._thread.submit(self._try, function)
+
+    def _try(self, function: Callable[[Connection], object]) -> None:
+        try:
+            self._run(function)
+        except Exception as error:
+            LOG.info("a call to the database failed: %s", error)
+            self._close()
+
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
 
     def _close(self) -> None:
         self._connection = None
         self._opened.close()
-
-    def end(self) -> None:
-        """End the thread, after `close`."""
-        self._thread.shutdown(wait=False)
 
 
 class AsyncWorker(Worker):
@@ -106,7 +116,7 @@ def opened(database: Any, opening: ExitStack) -> Connection:
     if hasattr(database, "connect") and hasattr(database, "dialect"):
         connection = database.connect().execution_options(isolation_level="AUTOCOMMIT")
         opening.callback(connection.close)
-        opening.callback(connection.invalidate)
+        connection.detach()  # it is kept open for long, so it must not count in the pool
         return SqlAlchemyConnection(connection)
     if is_django(database):
         from django.db import connections  # type: ignore[import-untyped]
