@@ -1,7 +1,8 @@
 """ProperDocs hook that gives the site the layout of the repository, so that relative links work in both.
 
 Each page keeps its path in the repository: `README.md`, `docs/guide.md`. A source file that a page links to becomes a
-page with the text of the file; a directory becomes a page that lists its files. The page of errors gets its content.
+page with the text of the file; a directory becomes a page that lists its files. The pages of errors and of commands
+get their content.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import posixpath
 import re
 from pathlib import Path
 
+from command_pages import COMMANDS, commands
 from properdocs.config.defaults import MkDocsConfig
 from properdocs.structure.files import File, Files, InclusionLevel
 
@@ -75,8 +77,11 @@ def entry(item: Path) -> str:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Return the text of a page with the table and the descriptions of the errors where it asks for them."""
-    return markdown.replace(ERRORS, errors())
+    """Return the text of a page with the descriptions of errors and commands where it asks for them."""
+    for place, content in ((ERRORS, errors), (COMMANDS, commands)):
+        if place in markdown:
+            markdown = markdown.replace(place, content())
+    return markdown
 
 
 def errors() -> str:
