@@ -22,7 +22,7 @@ from txnbuffer.client.path.writers import OrdinarySends
 from txnbuffer.client.producer_names import ProducerNames
 from txnbuffer.client.reading.async_reader import AsyncReader
 from txnbuffer.client.reading.reader import EndsBy, unknown_end
-from txnbuffer.client.reading.starts import Start
+from txnbuffer.client.reading.starts import Start, Until
 from txnbuffer.client.serializers import Deserializers, Serializer, Serializers
 from txnbuffer.client.session.session import CLOSED, ClientSession, ShardSessions
 from txnbuffer.client.topic_names import check_topic
@@ -101,12 +101,15 @@ class BaseClient:
         topics: str | Sequence[str],
         *,
         start: Start | Mapping[str, Start] = "beginning",
+        until: Until | Mapping[str, Until] | None = None,
         isolation: str = "read_committed",
         wait: bool = False,
     ) -> AsyncReader:
         """Return an asyncio reader of committed records. The arguments and errors are those of CommittedReader."""
         self.check_readable()
-        reader = await AsyncReader.open(self.open_broker, topics, start, isolation, self.deserializers, wait=wait)
+        reader = await AsyncReader.open(
+            self.open_broker, topics, start, until, isolation, self.deserializers, wait=wait
+        )
         reader.use(self.ends_by)
         return reader
 

@@ -14,7 +14,7 @@ from broker_io.environment import current
 from txnbuffer.checks import check_attempts, check_sync_function, check_sync_result
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.reading.reader import CommittedReader
-from txnbuffer.client.reading.starts import Start
+from txnbuffer.client.reading.starts import Start, Until
 from txnbuffer.client.streams.cursors import DurableCursors
 from txnbuffer.client.streams.streams import ChangeBatch, ChangeStatistics, ChangeStream, Rollback
 from txnbuffer.client.streams.tokens import TokenStore
@@ -113,6 +113,7 @@ class SyncClient(Portal):
         topics: str | Sequence[str],
         *,
         start: Start | Mapping[str, Start] = "beginning",
+        until: Until | Mapping[str, Until] | None = None,
         isolation: str = "read_committed",
         wait: bool = False,
     ) -> CommittedReader:
@@ -120,7 +121,13 @@ class SyncClient(Portal):
         self.check()
         deserializers = self.client.deserializers
         reader = CommittedReader(
-            self.client.open_broker(), topics, start=start, isolation=isolation, deserializers=deserializers, wait=wait
+            self.client.open_broker(),
+            topics,
+            start=start,
+            until=until,
+            isolation=isolation,
+            deserializers=deserializers,
+            wait=wait,
         )
         reader.ends_by = self.client.ends_by
         return reader
