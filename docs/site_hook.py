@@ -2,7 +2,8 @@
 
 Each page keeps its path in the repository: `README.md`, `docs/guide.md`. A source file that a page links to becomes a
 page with the text of the file; a directory becomes a page that lists its files. The pages of errors and of commands
-get their content.
+get their content. Drawings become part of their pages, so that they are light or dark as the page is. The header has
+the version, and the link to the repository if `pyproject.toml` has its address.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+import tomllib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from command_pages import COMMANDS, commands
 from properdocs.config.defaults import MkDocsConfig
@@ -20,6 +23,7 @@ import txnbuffer
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\(([^)#]+)")
+DRAWING = re.compile(r'<img alt="[^"]*" src="(?:\.\./|docs/)*(pictures/[\w-]+\.svg)" ?/?>')
 ERRORS = "<!-- Here docs/site_hook.py puts a table of the errors that txnbuffer exports, and their descriptions. -->"
 ERROR_ENTRY = """
 ::: txnbuffer.{}
@@ -32,6 +36,15 @@ class SourcePage(File):
 
     def is_documentation_page(self) -> bool:
         return True
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the version, and link to the repository, in the header of each page."""
+    config.site_name = f"{config.site_name} {txnbuffer.__version__}"
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
+    if address := urls.get("Repository") or urls.get("Source"):
+        config.repo_url, config.repo_name = address, urlsplit(address).path.strip("/")
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -82,6 +95,11 @@ def on_page_markdown(markdown: str, **_: object) -> str:
         if place in markdown:
             markdown = markdown.replace(place, content())
     return markdown
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """Return a page with the drawings themselves where it refers to their files."""
+    return DRAWING.sub(lambda found: (ROOT / "docs" / found[1]).read_text(), output)
 
 
 def errors() -> str:
