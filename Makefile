@@ -119,7 +119,7 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full 
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py --events 0 --shards 2 $(if $(SEED),--seed $(SEED))
 	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io broker_plugin buffer coordinator mutations recovery snapshots streams)
 	PULSAR_PLUG_IN=1 $(PYTEST) tests/pulsar --ignore tests/pulsar/test_mixed_services.py --ignore-glob '*/test_pl[au]*' --deselect tests/pulsar/test_replicated_topics.py::test_written_messages_are_not_replicated
-	SOAK=full $(PYTEST) tests/service/test_scale.py tests/pipeline/submitted_soak.py $(addprefix tests/pulsar/,test_plain_features.py test_many_aborts.py test_spark_source.py spark_cluster_soak.py figures_soak.py)
+	SOAK=full $(PYTEST) tests/service/test_scale.py tests/users/test_programs_of_new_users.py tests/pipeline/submitted_soak.py $(addprefix tests/pulsar/,test_plain_features.py test_many_aborts.py test_spark_source.py spark_cluster_soak.py figures_soak.py)
 	$(MAKE) demo BROKER=pulsar
 	$(MAKE) soak-pair
 	$(MAKE) soak-overload
