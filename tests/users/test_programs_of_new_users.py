@@ -32,7 +32,7 @@ LINES = 60
 """Most lines of a program, without blank ones."""
 FULL = os.environ.get("SOAK") == "full"
 SEEDS = range(20 if FULL else 2)
-ORDERS, KILLS = (200, 20) if FULL else (40, 4)
+ORDERS, KILLS = (200, 20) if FULL else (40, 6)
 SECONDS = 240.0
 """Within which the programs must do what a test waits for, on a busy machine."""
 PRICES = {"apples": 120, "pears": 80, "plums": 50}
@@ -128,8 +128,8 @@ def test_programs_that_are_killed_equal_their_model(town: Town, seed: int) -> No
     for number, (item, count) in orders.items():
         town.wait(lambda number=number, item=item, count=count: town.place(number, item, count))
         for _ in range(kills[number]):
-            time.sleep(chance.uniform(0.0, 0.5))
-            town.kill(chance.choice(["shop", "invoicing", "analyst", "service"]))
+            time.sleep(chance.uniform(0.0, 0.1))  # within it the shop publishes the order
+            town.kill(chance.choice(["shop", "shop", "invoicing", "analyst", "service"]))
             town.report()
     invoices = {
         str(number): {"item": item, "count": count, "cents": count * PRICES[item]}
