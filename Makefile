@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar plugin explore explore-pair sim sim-planted power fuzz foreign-page soak soak-overload soak-pair stress size lint typecheck mutants bench compare golden docs protocols dist releases lock clean
+.PHONY: help setup demo test test-fast pulsar plugin explore explore-pair sim sim-planted power fuzz foreign-page screenshots soak soak-overload soak-pair stress size lint typecheck mutants bench compare golden docs protocols dist releases lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ mutants: $(STAMP) ## plant each known bug and check that a test fails; SECONDS=3
 
 foreign-page: $(STAMP) ## try with a foreign web page in Chromium to use the HTTP port of a service; CHROMIUM=path
 	PYTHONPATH=tests $(BIN)/python tests/foreign_page.py $(CHROMIUM)
+
+screenshots: $(STAMP) ## take screenshots of the site in Chromium and look for what is cut; CHROMIUM=path, DIRECTORY=screenshots
+	PYTHONPATH=tests $(BIN)/python tests/site_shots.py "$(CHROMIUM)" "$(or $(DIRECTORY),screenshots)"
 
 soak-pair: $(STAMP) ## break machines, disks, links and the lock of a pair; FAULTS=300 SEED=1
 	PYTHONPATH=tests $(BIN)/python tests/pair_soak.py --faults $(or $(FAULTS),300) $(if $(SEED),--seed $(SEED))

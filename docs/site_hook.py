@@ -12,6 +12,7 @@ import ast
 import posixpath
 import re
 import tomllib
+from html import unescape
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ import txnbuffer
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\(([^)#]+)")
 DRAWING = re.compile(r'<img alt="[^"]*" src="(?:\.\./|docs/)*(pictures/[\w-]+\.svg)" ?/?>')
+CODE = re.compile(r'<div class="highlight">(<pre>.*?</pre>)', re.DOTALL)
 ERRORS = "<!-- Here docs/site_hook.py puts a table of the errors that txnbuffer exports, and their descriptions. -->"
 ERROR_ENTRY = """
 ::: txnbuffer.{}
@@ -98,8 +100,17 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 
 def on_post_page(output: str, **_: object) -> str:
-    """Return a page with the drawings themselves where it refers to their files."""
-    return DRAWING.sub(lambda found: (ROOT / "docs" / found[1]).read_text(), output)
+    """Return a page with the drawings themselves where it refers to their files, and drawings in characters marked."""
+    output = DRAWING.sub(lambda found: (ROOT / "docs" / found[1]).read_text(), output)
+    return CODE.sub(marked, output)
+
+
+def marked(code: re.Match[str]) -> str:
+    """Return a block of code with its width as a style if it is a drawing in characters."""
+    lines = re.sub("<[^>]*>", "", unescape(code[1])).splitlines()
+    if not any("───" in line for line in lines):
+        return code[0]
+    return f'<div class="highlight characters" style="--columns: {max(map(len, lines))}">{code[1]}'
 
 
 def errors() -> str:

@@ -107,6 +107,8 @@ def test_site_builds_and_its_links_work(tmp_path: Path) -> None:
     guide = (tmp_path / "docs" / "guide.html").read_text()
     assert f"txnbuffer {txnbuffer.__version__}" in guide
     assert '<svg xmlns="http://www.w3.org/2000/svg" class="drawing"' in guide
+    architecture = (tmp_path / "docs" / "architecture.html").read_text()
+    assert architecture.count('<div class="highlight characters" style="--columns: ') == 1
     ids = {each for page in pages(tmp_path).values() for each in page.ids}
     assert [name for name in txnbuffer.__all__ if f"txnbuffer.{name}" not in ids] == [], "not in docs/reference"
     searched = (tmp_path / "search" / "search_index.js").read_text()
