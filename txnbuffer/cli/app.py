@@ -33,7 +33,7 @@ COMMANDS = {
     "topics": ("topics", "List, describe, create and delete topics."),
     "find-hanging": ("admin", "Find long-open transactions that block readers."),
     "abort": ("admin", "Abort an open transaction of any client."),
-    "groups": ("groups", "Show consumer groups, their members, positions and lag; forget them."),
+    "groups": ("groups", "Show consumer groups, their members, positions and lag; move or forget them."),
     "streams": ("admin", "Show open change streams and their progress."),
     "cursors": ("admin", "List, add, advance and remove durable cursors of change streams."),
     "compact": ("compact", "Compact a topic of an embedded log, or set when the service does."),
