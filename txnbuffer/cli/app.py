@@ -28,6 +28,7 @@ from txnbuffer.cli.global_options import SHOWN
 COMMANDS = {
     "serve": ("serve", "Serve transactions on a log until SIGTERM."),
     "produce": ("produce", "Send lines of standard input as records in transactions."),
+    "status": ("status", "Show what is at an address, and what needs attention."),
     "list": ("admin", "List topics and how far they can be read."),
     "describe": ("admin", "Show the state of a topic and which transaction its readers wait for."),
     "topics": ("topics", "List, describe, create and delete topics."),
