@@ -47,6 +47,7 @@ CONF = "nothing"
 ROWS: tuple[Row, ...] = (
     Row("serve {a} --shards 2 --shard 5", (2, SHARDS), (2, SHARDS), (2, "shard")),
     Row("produce {a} written", *[(0, "transactions  1")] * 3),
+    Row("status {a}", *[(0, "topics")] * 3),
     Row("list {a}", *[(0, "orders")] * 3),
     Row("describe {a} orders", *[(0, "every transaction is decided")] * 3),
     Row("describe {a} missing", (2, "there is no topic"), (2, "has no topic 'missing' open"), (2, "there is no topic")),
@@ -63,6 +64,7 @@ ROWS: tuple[Row, ...] = (
     Row("groups list {a} nobody", *[(2, "there is no consumer group 'nobody'")] * 3),
     Row("groups forget {a} old", *[(0, "old")] * 3),
     Row("groups forget {a} nobody", *[(2, "group 'nobody' has no position")] * 3),
+    Row("groups seek {a} moved --topic orders --to beginning", *[(0, "group moved")] * 3),
     Row("streams {a}", *[(0, "change streams")] * 3),
     Row("cursors list {a}", *[(0, "cache")] * 3),
     Row("cursors add {a} orders new", *[(0, "new")] * 3),
@@ -134,7 +136,7 @@ def filled(client: SyncClient) -> Iterator[dict[str, str]]:
         client.process("orders", group, lambda txn, record: None, idle_timeout=1.0)
     for cursor in ("cache", "later", "old"):
         client.cursors.add("orders", cursor)
-    opened = {name: client.transaction(timeout=3600).begin() for name in ("held", "open")}
+    opened = {name: client.transaction(timeout=600).begin() for name in ("held", "open")}
     with mock.patch("txnbuffer.client.session.session_requests.COLLECT_BYTES", 0):
         for txn in opened.values():
             txn.send("open", "4")
