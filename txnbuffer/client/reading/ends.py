@@ -42,7 +42,7 @@ def after(position: Position) -> Position:
 
 
 def complete(at: Position, stop: Position, end: Position | None) -> bool:
-    """Whether a reader that has read `at` has read all before `stop`, if the log ends with `end`, or continues after it.
+    """Whether a reader that has read `at` has read all before `stop`, if the log ends with `end` or continues.
 
     A position with an index may be the last one of its message: only the end of the log, or a later message, says so.
     """

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from broker_io.environment import Clock, current
 from broker_io.errors import Error
@@ -17,11 +17,14 @@ from txnbuffer.checks import check_flag, check_limit, check_wait
 from txnbuffer.client import lifecycle
 from txnbuffer.client.reading.ends import SLICE, EndingFollower
 from txnbuffer.client.reading.followers import CommittedFollower, UncommittedFollower
-from txnbuffer.client.reading.records import Record, RecordBatch, UnreadRecords
+from txnbuffer.client.reading.records import Decode, Record, RecordBatch, UnreadRecords
 from txnbuffer.client.reading.starts import ReadTopics, Start, StartPoint, Until, start_point
-from txnbuffer.client.serializers import DeserializerChoice, Deserializers
+from txnbuffer.client.serializers import DeserializerChoice, Deserializers, optional
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position, TxnId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LOG = logging.getLogger("txnbuffer.client")
 
@@ -247,6 +250,27 @@ class CommittedReader(Resource):
                 self.warn_of_held_back()
                 return
 
+    def arrow_batches(
+        self, columns: Sequence[str] | None = None, decode: Decode | None = None, *, limit: int = 10_000
+    ) -> pa.RecordBatchReader:
+        """Return the records up to `until` as an Arrow stream of batches, for tables that memory does not hold.
+
+        polars and DuckDB read it batch by batch, and `read_all()` and `read_pandas()` return all of it. The arguments
+        are those of `SyncClient.read_table`; types are those of the first batch. Raises InvalidRequest for a reader
+        without `until`, MissingDependency without pyarrow, and as `batches` and UndecodableValue as it is read.
+        """
+        record_batches = self._tables().record_batches
+        found: pa.RecordBatchReader = record_batches(self.batches(limit=limit), columns, decode)
+        return found
+
+    def _tables(self) -> Any:
+        optional("pyarrow", "arrow")
+        from txnbuffer.client.reading import tables
+
+        if not self._ends:
+            raise InvalidRequest("a table needs an end: open the reader with until, such as until='now'")
+        return tables
+
     def __iter__(self) -> Iterator[RecordBatch]:
         """Yield batches up to `until`, or without end; leave the loop to stop."""
         return self.batches()
@@ -324,3 +348,18 @@ class CommittedReader(Resource):
         self._closed = True
         for follower in self._followers:
             follower.close()
+
+
+def read_table(
+    broker: Callable[[], Broker],
+    topics: str | Iterable[str],
+    columns: Sequence[str] | None,
+    start: Start | Mapping[str, Start],
+    until: Until | Mapping[str, Until],
+    decode: Decode | None,
+    deserializers: Deserializers,
+) -> pa.Table:
+    """The records of topics as a table; see `SyncClient.read_table`."""
+    with CommittedReader(broker(), topics, start=start, until=until, deserializers=deserializers) as reader:
+        table: pa.Table = reader._tables().whole_table(reader.batches(), columns, decode)
+        return table
