@@ -35,7 +35,7 @@ def log() -> Drawing:
 
 LIVES = {"client": 46, "service": 110, "journal": 174, "ledgers": 238}
 STEP = 52
-DETAIL = 24
+DETAIL = 23
 """Letters of a line of details."""
 
 
@@ -88,7 +88,7 @@ def _commit_step(drawing: Drawing, event: scenes.Event, y: float, syncs: int) ->
     if event.what == "sync":
         drawing.box(journal - 18, y - 11, 36, 22, "good", "good-fill")
         drawing.text(journal, y + 4.5, "sync", "good", anchor="middle")
-        return f"{syncs} sync{'s' * (syncs != 1)}", "now the disk has all of it"
+        return f"{syncs} sync{'s' * (syncs != 1)}", "the disk has all of it"
     if event.detail == "ledgers":
         drawing.arrow([(journal, y), (ledgers, y)], "soft", dashed=True)
         return "write without a sync", "a checkpoint syncs them"

@@ -15,7 +15,7 @@ from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
-from txnbuffer.cli.log_picture import COLUMNS, as_drawing, as_text, read_picture
+from txnbuffer.cli.log_picture import COLUMNS, LogPicture, LogRow, as_drawing, as_text, read_picture
 from txnbuffer.cli.svg import fitted, text_width
 from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.model import EARLIEST, Position
@@ -154,6 +154,11 @@ def test_colours_are_only_for_terminals() -> None:
     coloured = "\n".join(as_text(picture, 80, coloured=True))
     assert "\x1b[32mseqno 2\x1b[0m" in coloured
     assert re.sub("\x1b\\[[0-9]+m", "", coloured) == "\n".join(as_text(picture, 80, coloured=False))
+
+
+def test_max_read_position_within_an_entry() -> None:
+    rows = [LogRow(Position(1, 0, index), "v", [], "", "") for index in range(3)]
+    assert LogPicture("batched", rows, Position(1, 0, 1), None).decided == 2
 
 
 @pytest.mark.parametrize("seed", range(10))
