@@ -9,14 +9,11 @@ import polars as pl
 
 from txnbuffer import connect
 
-INVOICE = pl.Struct({"item": pl.String, "count": pl.Int64, "cents": pl.Int64})
-
 
 def main() -> None:
-    with connect(os.environ["TXNBUFFER_ADDRESS"]) as client, client.reader("invoices", until="now") as reader:
-        batches = [batch.to_polars() for batch in reader.batches()]
-    columns = pl.concat(batches).select("key", pl.col("value").cast(pl.String).str.json_decode(INVOICE))
-    invoices = columns.unnest("value")
+    with connect(os.environ["TXNBUFFER_ADDRESS"]) as client:
+        table = client.read_table("invoices", columns=["key", "value"], decode={"key": "text", "value": "json"})
+    invoices = pl.DataFrame(table).unnest("value")
     report = invoices.group_by("item").agg(
         orders=pl.len(), numbers=pl.col("key").n_unique(), count=pl.sum("count"), cents=pl.sum("cents")
     )
