@@ -41,7 +41,8 @@ addEventListener('load', () => {
     if (box.right > width + 1 && !scrolls(element)) found.push('beyond the page: ' + name);
     if (element.scrollWidth > element.clientWidth + 1 && style.overflowX === 'hidden' && element.clientWidth)
       found.push('cut: ' + name);
-    if (element.matches('pre > code') && !element.closest('.highlighttable') && element.scrollWidth > element.clientWidth + 1)
+    const wraps = element.matches('pre > code') && !element.closest('.highlighttable');
+    if (wraps && element.scrollWidth > element.clientWidth + 1)
       found.push('code scrolls: ' + name);
   }
   for (const drawing of document.querySelectorAll('svg.drawing')) {
