@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar plugin explore explore-pair sim sim-planted power fuzz foreign-page soak soak-overload soak-pair stress size lint typecheck mutants bench compare golden docs protocols dist releases lock clean
+.PHONY: help setup demo test test-fast pulsar plugin explore explore-pair sim sim-planted power fuzz foreign-page screenshots soak soak-overload soak-pair stress size lint typecheck mutants bench compare golden docs protocols dist releases lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ mutants: $(STAMP) ## plant each known bug and check that a test fails; SECONDS=3
 foreign-page: $(STAMP) ## try with a foreign web page in Chromium to use the HTTP port of a service; CHROMIUM=path
 	PYTHONPATH=tests $(BIN)/python tests/foreign_page.py $(CHROMIUM)
 
+screenshots: $(STAMP) ## take screenshots of the site in Chromium and look for what is cut; CHROMIUM=path, DIRECTORY=screenshots
+	PYTHONPATH=tests $(BIN)/python tests/site_shots.py "$(CHROMIUM)" "$(or $(DIRECTORY),screenshots)"
+
 soak-pair: $(STAMP) ## break machines, disks, links and the lock of a pair; FAULTS=300 SEED=1
 	PYTHONPATH=tests $(BIN)/python tests/pair_soak.py --faults $(or $(FAULTS),300) $(if $(SEED),--seed $(SEED))
 
@@ -119,7 +122,7 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full 
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py --events 0 --shards 2 $(if $(SEED),--seed $(SEED))
 	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io broker_plugin buffer coordinator mutations recovery snapshots streams)
 	PULSAR_PLUG_IN=1 $(PYTEST) tests/pulsar --ignore tests/pulsar/test_mixed_services.py --ignore-glob '*/test_pl[au]*' --deselect tests/pulsar/test_replicated_topics.py::test_written_messages_are_not_replicated
-	SOAK=full $(PYTEST) tests/service/test_scale.py tests/pipeline/submitted_soak.py $(addprefix tests/pulsar/,test_plain_features.py test_many_aborts.py test_spark_source.py spark_cluster_soak.py figures_soak.py)
+	SOAK=full $(PYTEST) tests/service/test_scale.py tests/users/test_programs_of_new_users.py tests/pipeline/submitted_soak.py $(addprefix tests/pulsar/,test_plain_features.py test_many_aborts.py test_spark_source.py spark_cluster_soak.py figures_soak.py)
 	$(MAKE) demo BROKER=pulsar
 	$(MAKE) soak-pair
 	$(MAKE) soak-overload

@@ -80,8 +80,13 @@ def write(works: Iterable[str], figures: Mapping[str, float]) -> None:
     for work, row in table.items():
         lines += ["", f'["{work}"]', *(f"{what} = {row[what]:g}" for what in COLUMNS if what in row)]
     TABLE.write_text("\n".join([*lines, ""]))
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(head + BEGIN + page_table(table) + END + rest.partition(END)[2])
+    put(PAGE, BEGIN, page_table(table), END)
+
+
+def put(page: Path, begin: str, text: str, end: str) -> None:
+    """Replace what a page has between two lines."""
+    head, _, rest = page.read_text().partition(begin)
+    page.write_text(head + begin + text + end + rest.partition(end)[2])
 
 
 def page_table(table: Mapping[str, Row]) -> str:

@@ -5,7 +5,8 @@ as a call of it, as the interpreter reports it) and of C functions, syncs of a f
 one, iterations of event loops, and frames that a client sends and awaits. What this module itself calls is left out.
 
 The counts are in a file, so that another process can read them: `python -m bench.counts FILE ARGUMENTS` runs `txnbuf`
-with ARGUMENTS and counts in FILE. In counted rounds the timers of both processes take SLOWER times as long: otherwise a
+with ARGUMENTS and counts in FILE, and `python -m bench.counts --syncs FILE ARGUMENTS` counts syncs alone, which takes
+no time: `SyncCounts` reads them. In counted rounds the timers of both processes take SLOWER times as long: otherwise a
 slow machine would do more often what happens once a second.
 """
 
@@ -43,6 +44,24 @@ def _cells(path: str) -> memoryview:
     with open(path, "r+b") as file:
         file.truncate(8 * (SLOW + 1))
         return memoryview(mmap.mmap(file.fileno(), 8 * (SLOW + 1))).cast("Q")
+
+
+class SyncCounts:
+    """The syncs of one process: of this one after `install`, or of a service that counts them in the file `path`."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory()
+        self.path = os.path.join(self._directory.name, "counts")
+        with open(self.path, "xb"):
+            pass
+        self._cells = _cells(self.path)
+
+    def install(self) -> None:
+        _count_syncs(self._cells)
+
+    @property
+    def count(self) -> int:
+        return self._cells[SYNCS]
 
 
 class Counts:
@@ -194,6 +213,10 @@ def _count_frames(cells: memoryview) -> None:
 if __name__ == "__main__":
     from txnbuffer.cli import main
 
-    file, *sys.argv[1:] = sys.argv[1:]
-    _install(file)
+    syncs_only = sys.argv[1] == "--syncs"
+    file, *sys.argv[1:] = sys.argv[1 + syncs_only :]
+    if syncs_only:
+        _count_syncs(_cells(file))
+    else:
+        _install(file)
     main()

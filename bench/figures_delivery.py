@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from bench.harness import figure
 from bench.service_process import service
@@ -17,16 +18,20 @@ STREAMS = 200
 FAN_OUT_TXNS_PER_S, FAN_OUT_TXN_RECORDS = 20, 100
 
 
-async def filled(address: str, records: int) -> None:
+async def fill(client: Any, records: int) -> None:
     """Write records of 100 bytes with keys of their own, in transactions of 5,000."""
+    for first in range(0, records, TXN_RECORDS):
+        async with client.transaction() as txn:
+            keys = [f"{number}" for number in range(first, first + TXN_RECORDS)]
+            await txn.send_many("a", [VALUE] * TXN_RECORDS, keys=keys)
+            await txn.commit(wait_visible=True)
+
+
+async def filled(address: str, records: int) -> None:
     from txnbuffer import connect
 
     async with connect(address) as client:
-        for first in range(0, records, TXN_RECORDS):
-            async with client.transaction() as txn:
-                keys = [f"{number}" for number in range(first, first + TXN_RECORDS)]
-                await txn.send_many("a", [VALUE] * TXN_RECORDS, keys=keys)
-                await txn.commit(wait_visible=True)
+        await fill(client, records)
 
 
 async def delivered(address: str, *, in_memory: bool, records: int) -> dict[str, float]:

@@ -29,9 +29,9 @@ def fresh_seconds(module: str, function: str, *arguments: object) -> float:
     return time.perf_counter() - start
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    with open("/proc/self/statm") as file:
+def resident_bytes(process: int | str = "self") -> int:
+    """Resident memory of a process."""
+    with open(f"/proc/{process}/statm") as file:
         pages = int(file.read().split()[1])
     import resource
 

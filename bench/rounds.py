@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,16 +169,24 @@ def times(address: str, in_flight: int, seconds: float, warm_up: int) -> tuple[f
     return sorted(took)[int(len(took) * 0.99)] * 1000, statistics.median(syncs)
 
 
-def bytes_each(directory: str, in_flight: int, warm_up: int, count: int) -> float:
-    """Bytes by which a closed log grows for each transaction of a record that cannot be compressed."""
+async def incompressible(client: Any, _: int, __: int, *, size: int = len(VALUE), records: int = 1) -> None:
+    """A transaction of records that cannot be compressed."""
+    async with client.transaction() as txn:
+        if records == 1:
+            await txn.send(TOPIC, os.urandom(size), key=KEY)
+        else:
+            await txn.send_many(TOPIC, [os.urandom(size) for _ in range(records)], keys=[KEY] * records)
 
-    async def incompressible(client: Any, _: int, __: int) -> None:
-        async with client.transaction() as txn:
-            await txn.send(TOPIC, os.urandom(len(VALUE)), key=KEY)
+
+def bytes_each(
+    directory: str, in_flight: int, warm_up: int, count: int, size: int = len(VALUE), records: int = 1
+) -> float:
+    """Bytes by which a closed log grows for each transaction of records that cannot be compressed."""
+    work = partial(incompressible, size=size, records=records)
 
     def grown_to(least: int) -> tuple[int, int]:
         with Workers(f"file:{directory}/log", in_flight) as workers:
-            workers.doing(incompressible)(0.0, least)
+            workers.doing(work)(0.0, least)
         return len(workers.times), sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
 
     _, before = grown_to(warm_up)

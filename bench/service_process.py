@@ -21,11 +21,18 @@ def service(*flags: str, program: Sequence[str] = ("-m", "txnbuffer")) -> Iterat
 
     `program` are the arguments of the interpreter that start `txnbuf`.
     """
+    with serving(*flags, program=program) as (_, address):
+        yield address
+
+
+@contextmanager
+def serving(*flags: str, program: Sequence[str] = ("-m", "txnbuffer")) -> Iterator[tuple[int, str]]:
+    """The id of such a process, and its address."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, *program, "serve", f"file:{directory}/log"]
         command += ["--listen", "127.0.0.1:0", "--http", "", *flags]
-        with started(command) as (_, facts):
-            yield str(facts["address"])
+        with started(command) as (process, facts):
+            yield process.pid, str(facts["address"])
 
 
 def as_installed() -> dict[str, str]:

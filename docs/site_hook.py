@@ -1,7 +1,9 @@
 """ProperDocs hook that gives the site the layout of the repository, so that relative links work in both.
 
 Each page keeps its path in the repository: `README.md`, `docs/guide.md`. A source file that a page links to becomes a
-page with the text of the file; a directory becomes a page that lists its files. The page of errors gets its content.
+page with the text of the file; a directory becomes a page that lists its files. The pages of errors and of commands
+get their content. Drawings become part of their pages, so that they are light or dark as the page is. The header has
+the version, and the link to the repository if `pyproject.toml` has its address.
 """
 
 from __future__ import annotations
@@ -9,8 +11,12 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+import tomllib
+from html import unescape
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from command_pages import COMMANDS, commands
 from properdocs.config.defaults import MkDocsConfig
 from properdocs.structure.files import File, Files, InclusionLevel
 
@@ -18,6 +24,8 @@ import txnbuffer
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\(([^)#]+)")
+DRAWING = re.compile(r'<img alt="[^"]*" src="(?:\.\./|docs/)*(pictures/[\w-]+\.svg)" ?/?>')
+CODE = re.compile(r'<div class="highlight">(<pre>.*?</pre>)', re.DOTALL)
 ERRORS = "<!-- Here docs/site_hook.py puts a table of the errors that txnbuffer exports, and their descriptions. -->"
 ERROR_ENTRY = """
 ::: txnbuffer.{}
@@ -30,6 +38,15 @@ class SourcePage(File):
 
     def is_documentation_page(self) -> bool:
         return True
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the version, and link to the repository, in the header of each page."""
+    config.site_name = f"{config.site_name} {txnbuffer.__version__}"
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
+    if address := urls.get("Repository") or urls.get("Source"):
+        config.repo_url, config.repo_name = address, urlsplit(address).path.strip("/")
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -75,8 +92,25 @@ def entry(item: Path) -> str:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Return the text of a page with the table and the descriptions of the errors where it asks for them."""
-    return markdown.replace(ERRORS, errors())
+    """Return the text of a page with the descriptions of errors and commands where it asks for them."""
+    for place, content in ((ERRORS, errors), (COMMANDS, commands)):
+        if place in markdown:
+            markdown = markdown.replace(place, content())
+    return markdown
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """Return a page with the drawings themselves where it refers to their files, and drawings in characters marked."""
+    output = DRAWING.sub(lambda found: (ROOT / "docs" / found[1]).read_text(), output)
+    return CODE.sub(marked, output)
+
+
+def marked(code: re.Match[str]) -> str:
+    """Return a block of code with its width as a style if it is a drawing in characters."""
+    lines = re.sub("<[^>]*>", "", unescape(code[1])).splitlines()
+    if not any("───" in line for line in lines):
+        return code[0]
+    return f'<div class="highlight characters" style="--columns: {max(map(len, lines))}">{code[1]}'
 
 
 def errors() -> str:

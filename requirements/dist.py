@@ -33,6 +33,13 @@ from txnbuffer.testing import ServiceProcess
 def test_application(txnbuf_service: ServiceProcess) -> None:
     with connect(txnbuf_service.address) as client:
         client.send("orders", b"1 book")
+
+def test_data_frame() -> None:
+    with connect("memory:") as client:
+        client.send("orders", b"1 book", key="a")
+        with client.reader("orders") as reader:
+            frame = reader.read(timeout=60).to_pandas()
+    assert frame[["key", "value", "seqno"]].values.tolist() == [[b"a", b"1 book", 1]]
 """
 PLACES = (
     "{pyenv}/versions/{version}*/bin/python{version}",
@@ -135,8 +142,9 @@ def try_release(release: Path, python: str, tree: Path, scratch: Path) -> None:
     step("the broker plug-in", [own / "txnbuf", "plugin", "install", scratch])
     step("the demo", [own / "txnbuf", "demo"], cwd=scratch)
     (scratch / "test_application.py").write_text(APPLICATION_TEST)
-    step("install the extra testing", [own / "python", "-m", "pip", "install", "--quiet", f"{release}[testing]"])
-    step("fixtures for applications", [own / "python", "-m", "pytest", "-q", "-p", "txnbuffer.testing"], cwd=scratch)
+    extras = f"{release}[testing,pandas]"
+    step("install extras for applications", [own / "python", "-m", "pip", "install", "--quiet", extras])
+    step("tests of an application", [own / "python", "-m", "pytest", "-q", "-p", "txnbuffer.testing"], cwd=scratch)
 
 
 def unpack(sdist: Path, directory: str) -> Path:

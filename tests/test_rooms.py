@@ -22,6 +22,7 @@ ROOMS = (
     ("client.session",),
     ("client.admin_clients", "client.base"),
     ("client.streams", "client.transaction"),
+    ("databases",),
     ("client.groups",),
     ("client.client",),
     ("client.branches", "client.partition_streams", "client.sync"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -98,9 +99,16 @@ def write(directory: Path, files: dict[str, str]) -> None:
 
 def test_site_builds_and_its_links_work(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "properdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert problems(tmp_path) == []
+    assert [*tmp_path.rglob("__pycache__")] == []
+    guide = (tmp_path / "docs" / "guide.html").read_text()
+    assert f"txnbuffer {txnbuffer.__version__}" in guide
+    assert '<svg xmlns="http://www.w3.org/2000/svg" class="drawing"' in guide
+    architecture = (tmp_path / "docs" / "architecture.html").read_text()
+    assert architecture.count('<div class="highlight characters" style="--columns: ') == 1
     ids = {each for page in pages(tmp_path).values() for each in page.ids}
     assert [name for name in txnbuffer.__all__ if f"txnbuffer.{name}" not in ids] == [], "not in docs/reference"
     searched = (tmp_path / "search" / "search_index.js").read_text()

@@ -507,7 +507,9 @@ def _from_flags(flags: Iterable[str], option: str) -> Iterator[_Setting]:
 
 
 def _is_secret(section: str, key: str, value: Any) -> bool:
-    known = {item.name: item for item in dataclasses.fields(getattr(Config(), section, Config()))}
+    if section not in {item.name for item in dataclasses.fields(Config)}:
+        return False
+    known = {item.name: item for item in dataclasses.fields(getattr(Config(), section))}
     begin = known[key].metadata.get(SECRET) if key in known else None
     return begin is not None and bool(value) and str(value).startswith(begin)
 

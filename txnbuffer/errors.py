@@ -71,10 +71,10 @@ class MalformedFrame(CallerError):
 
 
 class UndecodableValue(CallerError):
-    """The deserializer of a topic can't decode the value of a record; reading continues after that record."""
+    """The value (or `what`) of a record can't be decoded; a reader of records continues after that record."""
 
-    def __init__(self, topic: str, position: Position, why: str) -> None:
-        super().__init__(f"topic {topic!r}: the value of the record at {position} can't be decoded: {why}")
+    def __init__(self, topic: str, position: Position, why: str, what: str = "value") -> None:
+        super().__init__(f"topic {topic!r}: the {what} of the record at {position} can't be decoded: {why}")
         self.topic = topic
         self.position = position
 

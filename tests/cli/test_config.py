@@ -40,6 +40,7 @@ def test_types_are_kept(tmp_path: Path) -> None:
         ("[log]\nqqq = 1", "unknown key log.qqq; keys are segment_bytes, "),
         ("[logs]\nx = 1", "unknown section 'logs'; sections are log, snapshots"),
         ("[logs]", "unknown section 'logs'"),
+        ("[__doc__]\nx = 1", "unknown section '__doc__'"),
         ("segment_bytes = 1", "key 'segment_bytes' is outside of a section"),
         ("[log]\nsegment_bytes = 'many'", "log.segment_bytes must be an integer, got 'many'"),
         ("[log]\nsegment_bytes = 1.5", "log.segment_bytes must be an integer, got 1.5"),

@@ -298,3 +298,13 @@ def test_lines_with_positions_let_a_reader_drop_what_kills_repeat(tmp_path: Path
                 break
         ended(process, 0 if stop_after is None else -signal.SIGKILL)
     assert [*seen.values()] == [*range(200)]
+
+
+def test_a_group_is_sent_to_another_place(log: str) -> None:
+    assert consume(log, "--until-end") == [*range(COUNT)]
+    words = ("groups", "seek", log, "g", "--topic", "orders", "--output", "json", "--to")
+    dry = txnbuf(*words, "28", "--dry-run").stdout
+    assert txnbuf(*words, "28").stdout == dry
+    assert json.loads(dry) == [{"topic": "orders", "old": f"1:{COUNT - 1}", "new": "1:26"}]
+    assert rest(log) == [27, 28, 29]
+    assert txnbuf(*words, "yesterday").returncode == 2

@@ -79,6 +79,12 @@ def test_verbose_says_what_is_used_and_where_an_error_comes_from(words: tuple[st
     assert "Traceback" in txnbuf(*words, log, "ordres").stderr
 
 
+def test_verbose_names_each_request_to_a_service() -> None:
+    done = txnbuf("-v", "streams", "txnbuf://127.0.0.1:1")
+    assert done.returncode == 3
+    assert "debug txnbuffer.cli.admin_client: request Streams to the service at 127.0.0.1:1" in done.stderr
+
+
 def test_messages_can_be_json(log: str) -> None:
     done = txnbuf("inspect", "log", log, "orders", "--limit", "1", "--log-format", "json")
     (line,) = map(json.loads, done.stderr.splitlines())

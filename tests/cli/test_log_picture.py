@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,10 +15,10 @@ from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
-from txnbuffer.cli.log_picture import COLUMNS, as_drawing, as_text, read_picture
+from txnbuffer.cli.log_picture import COLUMNS, LogPicture, LogRow, as_drawing, as_text, read_picture
 from txnbuffer.cli.svg import fitted, text_width
 from txnbuffer.client.reading.reader import CommittedReader
-from txnbuffer.model import EARLIEST
+from txnbuffer.model import EARLIEST, Position
 
 
 def write(broker: Broker) -> None:
@@ -155,14 +156,46 @@ def test_colours_are_only_for_terminals() -> None:
     assert re.sub("\x1b\\[[0-9]+m", "", coloured) == "\n".join(as_text(picture, 80, coloured=False))
 
 
-def test_records_that_readers_get_are_those_of_the_picture() -> None:
-    broker = MemoryBroker()
-    write(broker)
-    picture = read_picture(broker, "orders", EARLIEST, 50)
-    with CommittedReader(broker, "orders") as reader:
-        seqnos = [record.seqno for record in reader.read() or ()]
-    shown = [tuple(map(int, re.findall(r"\d+", row.got))) for row in picture.rows if row.got.startswith("seqno")]
-    assert seqnos == [n for row in shown for n in range(row[0], row[-1] + 1)]
+def test_max_read_position_within_an_entry() -> None:
+    rows = [LogRow(Position(1, 0, index), "v", [], "", "") for index in range(3)]
+    assert LogPicture("batched", rows, Position(1, 0, 1), None).decided == 2
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_picture_of_any_log_says_what_readers_get(seed: int) -> None:
+    draw, broker = random.Random(seed), MemoryBroker()
+    with LogOwner(broker) as manager:
+        manager.recover()
+        manager.register("any")
+        write_any(TopicWriter(broker, "any"), draw)
+        manager.pump()
+    ledger = broker.ledgers("any")[-1].ledger
+    for start in (EARLIEST, Position(ledger, draw.randrange(30))):
+        picture = read_picture(broker, "any", start, 1000)
+        with CommittedReader(broker, "any", start=start) as reader:
+            seqnos = [record.seqno for record in reader.read() or ()]
+        shown = [[*map(int, re.findall(r"\d+", row.got))] for row in picture.rows if row.got.startswith("seqno")]
+        assert seqnos == [seqno for row in shown for seqno in range(row[0], row[-1] + 1)]
+        ElementTree.fromstring(as_drawing(picture, "any").svg())
+
+
+def write_any(log: TopicWriter, draw: random.Random) -> None:
+    """Forty messages of up to as many transactions."""
+    open_txns: list[int] = []
+    for txn in range(1, 41):
+        step = draw.random()
+        if step < 0.4 or not open_txns:
+            open_txns.append(txn)
+            log.records(txn, "v")
+        elif step < 0.6:
+            log.records(draw.choice(open_txns), "v", "w")
+        elif step < 0.7:
+            log.record_set(draw.choice(open_txns), "v", "w")
+        elif step < 0.9:
+            ended = open_txns.pop(draw.randrange(len(open_txns)))
+            draw.choice([log.commit, log.commit, log.abort])(ended)
+        else:
+            log.plain("v")
 
 
 def test_texts_of_a_drawing_are_cut_and_escaped() -> None:

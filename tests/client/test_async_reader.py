@@ -23,6 +23,8 @@ from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 class Gate:
     """A reader whose reads wait until they may go on, and may be told to fail."""
 
+    finished = False
+
     def __init__(self, reader: CommittedReader) -> None:
         self.reader = reader
         self.begun, self.open = threading.Semaphore(0), threading.Semaphore(0)

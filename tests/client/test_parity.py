@@ -19,7 +19,7 @@ from txnbuffer.errors import Error
 
 OF_CLIENTS = (
     "close outcome committed_number delete_name send send_many delete reader stream transaction run process "
-    "process_batches forget_group topics last_visible delete_topic"
+    "process_batches forget_group topics last_visible delete_topic read_table"
 )
 PAIRS = [
     (Client, SyncClient, OF_CLIENTS),

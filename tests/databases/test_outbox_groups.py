@@ -13,7 +13,9 @@ TRANSACTIONS = 8
 
 Step = tuple[str, int]
 steps = st.lists(
-    st.tuples(st.sampled_from(["insert", "insert", "commit", "roll back", "publish"]), st.integers(0, TRANSACTIONS - 1)),
+    st.tuples(
+        st.sampled_from(["insert", "insert", "commit", "roll back", "publish"]), st.integers(0, TRANSACTIONS - 1)
+    ),
     max_size=80,
 )
 

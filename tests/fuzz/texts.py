@@ -140,6 +140,13 @@ SIGNED = (
 """A token signed with that key for `orders`, until 1,764,000,100; each signature by such a key is another one."""
 
 CONFIGURATION = b"""
+default_profile = "p"
+address = "file:/log"
+[profiles.p]
+address = "txnbuf://127.0.0.1:7711"
+token_file = "/token"
+[profiles.p.pulsar]
+token = "text"
 [log]
 segment_bytes = 67108864
 compression = "zstd"
@@ -174,14 +181,14 @@ TEXTS = (
     Target(
         "config-file",
         lambda data: _on_disk(data, lambda: load_config(PATH)),
-        ("txnbuffer.config.load_config", "txnbuffer.config._from_file", "txnbuffer.config._convert"),
+        ("txnbuffer.config.load", "txnbuffer.config._tables", "txnbuffer.config._read", "txnbuffer.config._convert"),
         (InvalidConfiguration,),
         lambda: [CONFIGURATION],
     ),
     Target(
         "config-settings",
         _text(_settings),
-        ("txnbuffer.config.load_config", "txnbuffer.config._from_environment", "txnbuffer.config._from_flags"),
+        ("txnbuffer.config.load", "txnbuffer.config._from_environment", "txnbuffer.config._from_flags"),
         (InvalidConfiguration,),
         lambda: [b"TXNBUFFER_LOG_SEGMENT_BYTES=5\nservice.standby=true\nstreams.slow_after=1.5"],
     ),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pulsar
 import pytest
+from commands import txnbuf
 from pulsar_cluster import Cluster
 from reading import read_records
 from service_process import ServiceProcess
@@ -126,3 +129,29 @@ def test_policy_of_the_topic_applies_to_its_partitions(cluster: Cluster, namespa
         eventually(lambda: ask(cluster.admin, f"{path}/messageTTL") == 3600)
         with pytest.raises(UnsafePolicy, match=f"remove-message-ttl persistent://{namespace}/wide`"):
             broker.writer(WIDE[0])
+
+
+def test_a_group_of_the_command_line_consumes_and_seeks_all_partitions(cluster: Cluster, namespace: str) -> None:
+    address, set_admin = f"{cluster.url}/{namespace}", ("--set", f"pulsar.admin_url={cluster.admin}")
+
+    def consume(*words: str) -> list[str]:
+        done = txnbuf("consume", address, "wide", "--group", "g", *set_admin, "--output", "json", *words)
+        assert done.returncode == 0, done.stderr
+        return sorted(json.loads(line)["value"] for line in done.stdout.splitlines())
+
+    def seek(place: str) -> subprocess.CompletedProcess[str]:
+        words = ("--topic", "wide", "--to", place, "--output", "json", *set_admin)
+        return txnbuf("groups", "seek", address, "g", *words)
+
+    with beside_a_service(cluster, namespace) as client:
+        with client.transaction() as txn:
+            txn.send_many("wide", KEYS, keys=KEYS)
+        first = consume("--limit", "30", "--batch", "7")
+        assert sorted(first + consume("--idle", "3")) == sorted(KEYS)
+        moved = json.loads(seek("beginning").stdout)
+        assert [row["topic"] for row in moved] == WIDE
+        assert consume("--idle", "3") == sorted(KEYS)
+        refused = seek("5")
+        assert (refused.returncode, "give a start for each partition" in refused.stderr) == (2, True), refused.stderr
+        assert json.loads(seek("end").stdout)
+        assert consume("--idle", "3") == []

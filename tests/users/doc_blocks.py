@@ -1,4 +1,4 @@
-"""The Python code that readers copy: blocks of the pages, and the programs in examples/."""
+"""The Python code that readers copy or write: blocks of the pages, the programs in examples/, and those of users."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def blocks_of(page: Path) -> list[CodeBlock]:
 
 
 def published_code() -> list[CodeBlock]:
-    """All blocks of all pages, and all modules of examples/."""
-    programs = sorted((ROOT / "examples").rglob("*.py"))
+    """All blocks of all pages, all modules of examples/, and the programs that a new user would write."""
+    programs = sorted([*(ROOT / "examples").rglob("*.py"), *(ROOT / "tests" / "users" / "programs").rglob("*.py")])
     whole = [CodeBlock(str(path.relative_to(ROOT)), path.read_text()) for path in programs]
     return [block for page in PAGES for block in blocks_of(page)] + whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from txnbuffer.service.offline import Ask
 
 Answer = TypeVar("Answer")
+LOG = logging.getLogger(__name__)
 TIMEOUT = 30.0
 SHOWN = "The state is shown as the log has it"
 
@@ -221,6 +223,7 @@ def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **re
     message = encode_admin_request(request).SerializeToString()
     endpoint = Endpoint(target, service.access.load())
     metadata = (*VERSION_METADATA, *endpoint.metadata())
+    LOG.debug("request %s to the service at %s", method, target)
     with endpoint.channel() as channel:
         rpc = channel.unary_unary(f"{ADMIN_PATH}/{method}")
         try:

@@ -28,12 +28,13 @@ from txnbuffer.cli.global_options import SHOWN
 COMMANDS = {
     "serve": ("serve", "Serve transactions on a log until SIGTERM."),
     "produce": ("produce", "Send lines of standard input as records in transactions."),
+    "status": ("status", "Show what is at an address, and what needs attention."),
     "list": ("admin", "List topics and how far they can be read."),
     "describe": ("admin", "Show the state of a topic and which transaction its readers wait for."),
     "topics": ("topics", "List, describe, create and delete topics."),
     "find-hanging": ("admin", "Find long-open transactions that block readers."),
     "abort": ("admin", "Abort an open transaction of any client."),
-    "groups": ("groups", "Show consumer groups, their members, positions and lag; forget them."),
+    "groups": ("groups", "Show consumer groups, their members, positions and lag; move or forget them."),
     "streams": ("admin", "Show open change streams and their progress."),
     "cursors": ("admin", "List, add, advance and remove durable cursors of change streams."),
     "compact": ("compact", "Compact a topic of an embedded log, or set when the service does."),
@@ -55,10 +56,24 @@ COMMANDS = {
     "token": ("access", "Create, list and revoke tokens for a service."),
     "access": ("access", "Check a policy, and what it allows."),
     "config": ("installation", "Show the configuration, and where each value comes from."),
+    "man": ("manual", "Print the manual page."),
     "completions": ("installation", "Print the completion script of a shell."),
     "demo": ("demo", "Write a year of flights in transactions while processes are killed."),
 }
 """Command name → its module in this package, which is imported when the command runs, and its help line."""
+
+SECTIONS = {
+    "Read and write": ("produce", "tail", "consume", "relay", "materialize"),
+    "Topics and transactions": (
+        "list", "describe", "topics", "find-hanging", "abort", "groups", "streams", "cursors",
+    ),
+    "Run a service": ("serve", "status", "replication", "token", "access", "plugin"),
+    "Check and keep what is stored": (
+        "inspect", "verify", "recover", "audit", "compact", "backup", "restore", "pipeline",
+    ),
+    "This program": ("config", "man", "completions", "demo", "bench"),
+}  # fmt: skip
+"""The headings of `txnbuf --help`, and the commands under each."""
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
@@ -96,6 +111,14 @@ def can_run_benchmarks() -> bool:
     return importlib.util.find_spec("bench") is not None and importlib.util.find_spec("bench.harness") is not None
 
 
+def sections() -> dict[str, list[str]]:
+    """The commands that this installation has, by heading."""
+    return {
+        heading: [name for name in names if name in COMMANDS and (name != "bench" or can_run_benchmarks())]
+        for heading, names in SECTIONS.items()
+    }
+
+
 class Commands(CommandGroup):
     """A group that imports a command only when it runs, so that `txnbuf --help` is fast."""
 
@@ -110,7 +133,7 @@ class Commands(CommandGroup):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in COMMANDS if name != "bench" or can_run_benchmarks()]
+        return [name for names in sections().values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -120,8 +143,10 @@ class Commands(CommandGroup):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        width = max(map(len, self.list_commands(ctx)))  # the same in all sections
+        for heading, names in sections().items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:<{width}}", COMMANDS[name][1]) for name in names])
 
 
 @click.group(cls=Commands, params=[*SHOWN], context_settings={"help_option_names": ["-h", "--help"]})

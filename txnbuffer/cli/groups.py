@@ -1,6 +1,9 @@
-"""`txnbuf groups`: the positions of consumer groups, shown and forgotten"""
+"""`txnbuf groups`: the positions of consumer groups, shown, changed and forgotten"""
 
 from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,7 +12,12 @@ from txnbuffer.cli.admin_client import answers, changed
 from txnbuffer.cli.commands import CommandGroup, address_argument, complete_topic
 from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import output_option, show_record, show_rows
+from txnbuffer.cli.tail import parse_start
 from txnbuffer.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from txnbuffer.client.groups.seeking import MovedPosition
+    from txnbuffer.client.reading.starts import Start
 
 
 @click.group("groups", cls=CommandGroup)
@@ -55,3 +63,35 @@ def forget_group(group: str, topic: str | None, log: LogAddress, output: str) ->
     `start` of its next member.
     """
     show_record(changed(log, "ForgetGroup", group=group, topic=topic), output)
+
+
+@groups_command.command("seek")
+@address_argument
+@click.argument("group")
+@click.option("--topic", required=True, metavar="TOPIC", shell_complete=complete_topic,
+              help="The topic, with all its partitions, or one partition.")  # fmt: skip
+@click.option("--to", required=True, metavar="PLACE",
+              help="beginning, end, a seqno, a position ledger:entry, or a time: 2026-01-31T12:00+00:00.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@log_options
+@output_option
+def seek_group(group: str, topic: str, to: str, dry_run: bool, log: LogAddress, output: str) -> None:
+    """Let GROUP, which must have no members, continue at PLACE of a topic: the next record is the first one there.
+
+    Shows the last record consumed before and after: all partitions change together, or none does. A seqno or a position
+    is in one partition. On a partition without a record at or after a time, the group continues at the end. A group
+    that does not exist begins at PLACE.
+
+    With file:DIR the command owns the log meanwhile.
+    """
+    log.check_not_in_memory()
+    moved = asyncio.run(_seek(log, group, topic, parse_start(to, "--to"), dry_run=dry_run))
+    show_rows([one._asdict() for one in moved], output, title=f"group {group}{', not changed' if dry_run else ''}")
+
+
+async def _seek(log: LogAddress, group: str, topic: str, start: Start, *, dry_run: bool) -> list[MovedPosition]:
+    from txnbuffer.client.connection import connect
+    from txnbuffer.client.groups.seeking import seek
+
+    async with connect(log.address, **log.connect_options()) as client:
+        return await seek(client, group, topic, start, dry_run=dry_run)

@@ -69,7 +69,7 @@ class LogPicture:
     def decided(self) -> int:
         """The number of rows, from the first, up to maxReadPosition."""
         limit = self.max_read_position
-        return 0 if limit is None else sum(row.position[:2] <= limit[:2] for row in self.rows)
+        return 0 if limit is None else sum(row.position <= limit for row in self.rows)
 
     @property
     def width(self) -> int:

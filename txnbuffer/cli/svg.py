@@ -73,6 +73,8 @@ class Drawing:
         self, x: float, y: float, text: str, colour: str = "ink", *, anchor: str = "start", style: str = ""
     ) -> None:
         """One line of text on the base line `y`; `anchor`: start, middle or end; `style`: words of mono and bold."""
+        if not text:
+            return
         classes = f" class={quoteattr(style)}" if style else ""
         anchored = "" if anchor == "start" else f' text-anchor="{anchor}"'
         place = f'x="{x:g}" y="{y:g}" fill="var(--{colour})"'

@@ -20,7 +20,7 @@ from txnbuffer.cli.output import escaped, has_style, narrate, output_option, pla
 from txnbuffer.client.connection import connect
 from txnbuffer.client.reading.reader import ISOLATIONS, CommittedReader
 from txnbuffer.client.reading.records import Record
-from txnbuffer.client.reading.starts import SAME_AS, Seqno, Start
+from txnbuffer.client.reading.starts import WORDS, Seqno, Start
 from txnbuffer.client.streams.streams import Rollback
 from txnbuffer.client.streams.tokens import FileTokens
 from txnbuffer.model import Position, TxnId
@@ -154,8 +154,8 @@ def parse_start(text: str, option: str = "--from") -> Start:
     """Parse where to start. Raises click.BadParameter."""
     if text.isdecimal() and int(text):
         return Seqno(int(text))
-    if text in ("beginning", "end", *SAME_AS):
-        return text
+    if text in WORDS:
+        return WORDS[text]
     for read in (Position.parse, datetime.fromisoformat):
         try:
             return read(text)

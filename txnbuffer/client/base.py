@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from broker_io.batch import Blobs
 from broker_io.errors import InvalidTopicName
@@ -21,8 +22,9 @@ from txnbuffer.client.path.send_columns import (
 from txnbuffer.client.path.writers import OrdinarySends
 from txnbuffer.client.producer_names import ProducerNames
 from txnbuffer.client.reading.async_reader import AsyncReader
-from txnbuffer.client.reading.reader import EndsBy, unknown_end
-from txnbuffer.client.reading.starts import Start
+from txnbuffer.client.reading.reader import EndsBy, read_table, unknown_end
+from txnbuffer.client.reading.records import Decode
+from txnbuffer.client.reading.starts import Start, Until
 from txnbuffer.client.serializers import Deserializers, Serializer, Serializers
 from txnbuffer.client.session.session import CLOSED, ClientSession, ShardSessions
 from txnbuffer.client.topic_names import check_topic
@@ -38,6 +40,9 @@ from txnbuffer.errors import (
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recordset import SET_BYTES
 from txnbuffer.rpc.frames import NamedRequest, Query
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class BaseClient:
@@ -101,14 +106,32 @@ class BaseClient:
         topics: str | Sequence[str],
         *,
         start: Start | Mapping[str, Start] = "beginning",
+        until: Until | Mapping[str, Until] | None = None,
         isolation: str = "read_committed",
         wait: bool = False,
     ) -> AsyncReader:
         """Return an asyncio reader of committed records. The arguments and errors are those of CommittedReader."""
         self.check_readable()
-        reader = await AsyncReader.open(self.open_broker, topics, start, isolation, self.deserializers, wait=wait)
+        reader = await AsyncReader.open(
+            self.open_broker, topics, start, until, isolation, self.deserializers, wait=wait
+        )
         reader.use(self.ends_by)
         return reader
+
+    async def read_table(
+        self,
+        topics: str | Sequence[str],
+        *,
+        columns: Sequence[str] | None = None,
+        start: Start | Mapping[str, Start] = "beginning",
+        until: Until | Mapping[str, Until] = "now",
+        decode: Decode | None = None,
+    ) -> pa.Table:
+        """Return the committed records of topics as an Arrow table, as `SyncClient.read_table`, in another thread."""
+        self.check_readable()
+        return await asyncio.to_thread(
+            read_table, self.open_broker, topics, columns, start, until, decode, self.deserializers
+        )
 
     def check_open(self) -> None:
         """Raises InvalidRequest once the client is closed."""

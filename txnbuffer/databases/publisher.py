@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from broker_io.errors import Error, InvalidMessage, MessageTooLarge, TopicNotFound
 from txnbuffer.client.reading.async_reader import AsyncReader
+from txnbuffer.client.reading.starts import Until
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.databases.connections import Connection
 from txnbuffer.databases.continuity import LogState, TableState, check_continuity
@@ -80,7 +81,7 @@ class LogClient(Protocol):
 
     async def committed_number(self, name: str) -> int: ...
 
-    async def reader(self, topics: str) -> AsyncReader: ...
+    async def reader(self, topics: str, *, until: Until) -> AsyncReader: ...
 
     async def send(self, topic: str, value: bytes, *, key: str) -> None: ...
 
@@ -110,11 +111,11 @@ async def registered_identity(log: LogClient, outbox: str) -> str | None:
     """The identity of the table that was published under the name last; None if the log has none."""
     found: str | None = None
     try:
-        reader = await log.reader(REGISTRY)
+        reader = await log.reader(REGISTRY, until="now")
     except TopicNotFound:
         return None
     async with reader:
-        async for record in reader.records(timeout=1.0):
+        async for record in reader.records():
             if record.key == producer_of(outbox).encode() and record.value is not None:
                 found = json.loads(record.value)["identity"]
     return found

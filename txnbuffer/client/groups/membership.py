@@ -50,7 +50,7 @@ class Membership:
         self.failure: Exception | None = None
         environment = current()
         host, token = environment.network.host_name(), environment.randomness.token(4)
-        self._name = f"{host[:100]}-{environment.process}-{token.hex()}"
+        self.name = f"{host[:100]}-{environment.process}-{token.hex()}"
         self._client = client
         self._topics = topics
         self._from_end = from_end
@@ -58,7 +58,7 @@ class Membership:
         self._missing: frozenset[str] = frozenset()
         self._awaited: frozenset[str] = frozenset()
         """The topics that did not exist when the group was joined."""
-        self._heartbeat = GroupHeartbeat(0, self.group, self._name)
+        self._heartbeat = GroupHeartbeat(0, self.group, self.name)
         self._joined = False
         self._finding: asyncio.Future[GroupHeartbeat] | None = None
         self._check_at = 0.0
@@ -84,7 +84,7 @@ class Membership:
             return
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT):
-                await self._client.heartbeat(GroupHeartbeat(0, self.group, self._name, leaves=True))
+                await self._client.heartbeat(GroupHeartbeat(0, self.group, self.name, leaves=True))
         except (Error, TimeoutError):
             return
 
@@ -157,7 +157,7 @@ class Membership:
             last = broker.last_position
             ends = tuple((topic not in self._awaited and last(name)) or EARLIEST for name, topic in parts)
         topics, partitions = tuple(topic for _, topic in parts), tuple(partition for partition, _ in parts)
-        return GroupHeartbeat(0, self.group, self._name, topics, partitions, ends)
+        return GroupHeartbeat(0, self.group, self.name, topics, partitions, ends)
 
 
 COMMIT_INTERVAL = 5.0

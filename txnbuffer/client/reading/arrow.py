@@ -18,7 +18,7 @@ Columns are built from buffers: `pa.array` imports pandas, which takes longer th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -79,22 +79,25 @@ class RecordColumns(Protocol):
     def __len__(self) -> int: ...
 
 
-def arrow_batch(batch: RecordColumns) -> pa.RecordBatch:
-    """The records with the columns of SCHEMA."""
+def arrow_batch(batch: RecordColumns, names: Sequence[str] = SCHEMA.names) -> pa.RecordBatch:
+    """The records with the columns of SCHEMA, or some of them."""
     messages, count = batch.messages, len(batch)
     times = messages.event_times
-    columns = [
-        pa.DictionaryArray.from_arrays(fixed(np.zeros(count, np.int32), pa.int32()), strings([batch.topic])),
-        positions(batch.positions),
-        pa.nulls(count, pa.int64()) if batch.seqnos is None else fixed(batch.seqnos, pa.int64()),
-        binary(messages.keys),
-        binary(messages.values),
-        properties(messages.properties, count),
-        pa.nulls(count, TIME) if times is None else fixed(times, TIME, times == NO_TIME),
-        fixed(batch.publish_times, TIME),
-        pa.nulls(count, pa.string()) if batch.txns is None else text(batch.txns),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    columns: dict[str, Callable[[], Column]] = {
+        "topic": lambda: pa.DictionaryArray.from_arrays(
+            fixed(np.zeros(count, np.int32), pa.int32()), strings([batch.topic])
+        ),
+        "position": lambda: positions(batch.positions),
+        "seqno": lambda: pa.nulls(count, pa.int64()) if batch.seqnos is None else fixed(batch.seqnos, pa.int64()),
+        "key": lambda: binary(messages.keys),
+        "value": lambda: binary(messages.values),
+        "properties": lambda: properties(messages.properties, count),
+        "event_time": lambda: pa.nulls(count, TIME) if times is None else fixed(times, TIME, times == NO_TIME),
+        "publish_time": lambda: fixed(batch.publish_times, TIME),
+        "txn": lambda: pa.nulls(count, pa.string()) if batch.txns is None else text(batch.txns),
+    }
+    schema = SCHEMA if names is SCHEMA.names else pa.schema([SCHEMA.field(name) for name in names])
+    return pa.RecordBatch.from_arrays([columns[name]() for name in schema.names], schema=schema)
 
 
 def pandas_frame(batch: RecordColumns) -> pd.DataFrame:

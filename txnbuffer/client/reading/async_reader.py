@@ -16,7 +16,7 @@ from txnbuffer.checks import check_limit, check_wait
 from txnbuffer.client.lifecycle import ClosedOnExit, opened, retrieve_error, run_to_completion
 from txnbuffer.client.reading.reader import CLOSED, ONE_BY_ONE, CommittedReader, EndsBy, Lag
 from txnbuffer.client.reading.records import Record, RecordBatch, UnreadRecords
-from txnbuffer.client.reading.starts import Start
+from txnbuffer.client.reading.starts import Start, Until
 from txnbuffer.client.serializers import Deserializers
 from txnbuffer.errors import InvalidRequest
 
@@ -51,6 +51,7 @@ class AsyncReader(ClosedOnExit):
         broker: Callable[[], Broker],
         topics: str | Sequence[str],
         start: Start | Mapping[str, Start],
+        until: Until | Mapping[str, Until] | None,
         isolation: str,
         deserializers: Deserializers | None = None,
         *,
@@ -61,7 +62,7 @@ class AsyncReader(ClosedOnExit):
 
         def opening() -> CommittedReader:
             return CommittedReader(
-                broker(), topics, start=start, isolation=isolation, wait=wait, deserializers=deserializers
+                broker(), topics, start=start, until=until, isolation=isolation, wait=wait, deserializers=deserializers
             )
 
         try:
@@ -74,6 +75,11 @@ class AsyncReader(ClosedOnExit):
     def use(self, ends_by: EndsBy) -> None:
         """Internal: let `held_back` ask when transactions are aborted."""
         self._reader.ends_by = ends_by
+
+    @property
+    def finished(self) -> bool:
+        """Whether all records up to `until` were read, as `CommittedReader.finished`."""
+        return self._reader.finished and self._reading is None and not self._unread
 
     async def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
         """Return the next 1 to `limit` visible records of one topic; None if there are none within `timeout` seconds.
@@ -124,7 +130,7 @@ class AsyncReader(ClosedOnExit):
                 self._reading = loop.create_future()
                 self._reading.set_result(batch.take(slice(limit, None)))
                 batch = batch.take(slice(limit))
-            if batch is not None or left <= 0:
+            if batch is not None or left <= 0 or self.finished:
                 return batch
 
     async def records(self, *, timeout: float | None = None) -> AsyncIterator[Record]:
@@ -134,7 +140,7 @@ class AsyncReader(ClosedOnExit):
             record = self._unread.next() if self._unread else await self._after_others(wait, self._next)
             if record is not None:
                 yield record
-            elif timeout is not None:
+            elif timeout is not None or self.finished:
                 await self._call(self._reader.warn_of_held_back)
                 return
 
@@ -143,12 +149,12 @@ class AsyncReader(ClosedOnExit):
         while True:
             if (batch := await self.read(limit=limit, timeout=IDLE_WAIT if timeout is None else timeout)) is not None:
                 yield batch
-            elif timeout is not None:
+            elif timeout is not None or self.finished:
                 await self._call(self._reader.warn_of_held_back)
                 return
 
     def __aiter__(self) -> AsyncIterator[RecordBatch]:
-        """Yield batches without end; leave the loop to stop."""
+        """Yield batches up to `until`, or without end; leave the loop to stop."""
         return self.batches()
 
     async def seek(self, start: Start | Mapping[str, Start]) -> None:

@@ -7,6 +7,8 @@ the log a second time, by the visibility of the buffer.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker
@@ -33,6 +35,21 @@ ATTEMPTS = 5
 
 MAX_BUFFERED_BYTES = 64 * 1024 * 1024
 """Approximate bytes of undecided messages kept in memory for a topic; beyond it they are read from the log again."""
+
+
+class Reach(NamedTuple):
+    """How far a topic was read, where it has nothing to return.
+
+    - `at`: all messages up to here were read.
+    - `first_open`: the first record of the oldest open transaction, from which on nothing is returned.
+    - `backlog`: messages before it have still to be read from the log a second time.
+    - `next_seqno`: that of the next visible record; None if it is unknown.
+    """
+
+    at: Position
+    first_open: Position | None
+    backlog: bool
+    next_seqno: int | None
 
 
 class CommittedFollower:
@@ -126,6 +143,13 @@ class CommittedFollower:
         buffer = self._log.buffer
         oldest = None if buffer.replaying else buffer.ongoing.oldest()
         return None if oldest is None else held_back(self._broker, self.topic, oldest, buffer.applied)
+
+    def reach(self) -> Reach:
+        """Return how far the topic was read."""
+        log = self._log
+        oldest = log.buffer.ongoing.oldest()
+        waiting = not self._opened or log.buffer.replaying or log.has_backlog or self._unapplied is not None
+        return Reach(log.at, None if oldest is None else oldest.first, waiting, log.next_seqno)
 
     def poll(self, limit: int) -> RecordBatch | None:
         """Return 1 to `limit` visible records without waiting; None if there are none."""
@@ -298,6 +322,9 @@ class UncommittedFollower:
 
     def held_back(self) -> HeldBack | None:
         return None
+
+    def reach(self) -> Reach:
+        return Reach(self._read_to, None, self._messages is not None, None)
 
     def poll(self, limit: int) -> RecordBatch | None:
         if self._records is None:

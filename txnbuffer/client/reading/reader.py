@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from broker_io.environment import Clock, current
 from broker_io.errors import Error
@@ -15,12 +15,16 @@ from broker_io.port import Broker, Resource, messages_after
 from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.checks import check_flag, check_limit, check_wait
 from txnbuffer.client import lifecycle
+from txnbuffer.client.reading.ends import SLICE, EndingFollower
 from txnbuffer.client.reading.followers import CommittedFollower, UncommittedFollower
-from txnbuffer.client.reading.records import Record, RecordBatch, UnreadRecords
-from txnbuffer.client.reading.starts import ReadTopics, Start, start_point
-from txnbuffer.client.serializers import DeserializerChoice, Deserializers
+from txnbuffer.client.reading.records import Decode, Record, RecordBatch, UnreadRecords
+from txnbuffer.client.reading.starts import ReadTopics, Start, StartPoint, Until, start_point
+from txnbuffer.client.serializers import DeserializerChoice, Deserializers, optional
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position, TxnId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LOG = logging.getLogger("txnbuffer.client")
 
@@ -31,8 +35,6 @@ PARTITION_CHECK_INTERVAL = 10.0
 TOPIC_CHECK_INTERVAL = 0.5
 """Seconds between checks for topics that do not exist yet."""
 CLOSED = "the reader is closed: open another one"
-SLICE = 0.01
-"""Seconds that a reader of several topics waits for one of them before it checks the next."""
 IDLE_WAIT = 1.0
 """Seconds of one wait of an iteration without a timeout."""
 ONE_BY_ONE = 1_000
@@ -68,6 +70,9 @@ def unknown_end(_: TxnId) -> float | None:
     return None
 
 
+Follower: TypeAlias = CommittedFollower | UncommittedFollower | EndingFollower
+
+
 class CommittedReader(Resource):
     """Reads the committed records of one or more topics, each topic in log order. It needs no running service.
 
@@ -79,6 +84,11 @@ class CommittedReader(Resource):
     - `start`: "beginning" (or "earliest"); "end" (or "latest"); the Position of the first record to read, or its
       Seqno; or a datetime, for the first record published at or after it (local time if it has no time zone). A mapping
       gives a start for each topic or partition.
+    - `until`: where the records end; None: nowhere. "now": at the last record that is visible when the reader opens;
+      what an open transaction holds back then is not read (`held_back` says it). Or a Position, a Seqno, or a datetime,
+      before the first message published at or after it: the reader waits until all records up to there are decided,
+      and may be in the future. A mapping gives an end for each topic or partition, "now" for others. Partitions that
+      are added later are not read. With "read_uncommitted", "now" is the end of the log.
     - `isolation`: "read_committed", or "read_uncommitted" for all records in the log, without seqnos.
     - `wait`: if a topic does not exist, wait for it instead of raising TopicNotFound: `read` returns None until there
       is something to read. A topic that is created later is read from its beginning, also with `start="end"`.
@@ -95,6 +105,7 @@ class CommittedReader(Resource):
         topics: str | Iterable[str],
         *,
         start: Start | Mapping[str, Start] = "beginning",
+        until: Until | Mapping[str, Until] | None = None,
         isolation: str = "read_committed",
         wait: bool = False,
         deserializers: DeserializerChoice | Deserializers = None,
@@ -110,14 +121,15 @@ class CommittedReader(Resource):
         )
         self._forked_from = lifecycle.generation()
         self._clock = clock or current().clock
-        self._followers: list[CommittedFollower | UncommittedFollower] = []
+        self._followers: list[Follower] = []
         self._turn = 0
         self._unread: UnreadRecords | None = None
         self._closed = False
         self._warned: dict[str, TxnId] = {}
         self.ends_by: EndsBy = unknown_end
-        self._kind = CommittedFollower if isolation == "read_committed" else UncommittedFollower
-        self._read_topics = ReadTopics(broker, topics, start, wait=check_flag(wait, "wait"))
+        self._committed = isolation == "read_committed"
+        self._ends = until is not None
+        self._read_topics = ReadTopics(broker, topics, start, until, wait=check_flag(wait, "wait"))
         try:
             self._followers += self._opened(self._read_topics.first())
         except BaseException:
@@ -153,7 +165,7 @@ class CommittedReader(Resource):
             if sum(follower.advance(0.0) for follower in self._followers):
                 continue
             left = deadline - self._clock.monotonic()
-            if left <= 0:
+            if left <= 0 or (self._ends and self.finished):
                 return None
             if not self._followers:  # no topic or partition exists yet
                 self._clock.sleep(min(left, SLICE))
@@ -162,22 +174,37 @@ class CommittedReader(Resource):
             self._followers[self._turn].advance(left if alone else min(left, SLICE))
             self._turn = (self._turn + 1) % len(self._followers)
 
+    @property
+    def finished(self) -> bool:
+        """Whether all records up to `until` were read, so that `read` returns None at once, until a `seek`."""
+        if not self._ends or self._read_topics.missing or self._unread:
+            return False
+        return all(isinstance(follower, EndingFollower) and follower.ended for follower in self._followers)
+
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequest(CLOSED)
 
-    def _opened(self, topics: list[tuple[str, Start]]) -> list[CommittedFollower | UncommittedFollower]:
+    def _opened(self, topics: list[tuple[str, Start]]) -> list[Follower]:
         """Followers of topics at their starts; if one cannot be opened, the others are closed."""
-        followers: list[CommittedFollower | UncommittedFollower] = []
+        followers: list[Follower] = []
         try:
             for topic, start in topics:
                 point = start_point(self._broker, topic, start)
-                followers.append(self._kind(self._broker, topic, point, self._deserializers.of(topic, self._broker)))
+                followers.append(self._follower(topic, point))
         except BaseException:
             for follower in followers:
                 follower.close()
             raise
         return followers
+
+    def _follower(self, topic: str, start: StartPoint) -> Follower:
+        deserializer = self._deserializers.of(topic, self._broker)
+        if (until := self._read_topics.until_of(topic)) is not None:
+            options = (self._broker, topic, start, until, deserializer, self._clock)
+            return EndingFollower(*options, committed=self._committed)
+        kind = CommittedFollower if self._committed else UncommittedFollower
+        return kind(self._broker, topic, start, deserializer)
 
     def _next_check(self) -> float:
         interval = TOPIC_CHECK_INTERVAL if self._read_topics.missing else PARTITION_CHECK_INTERVAL
@@ -197,14 +224,14 @@ class CommittedReader(Resource):
     def records(self, *, timeout: float | None = None) -> Iterator[Record]:
         """Yield the records one by one. A later call continues after the last one that was yielded.
 
-        Ends when nothing has come for `timeout` seconds, and logs a warning if an open transaction holds back more
-        (`held_back`); None: has no end. Raises as `read`, and UndecodableValue for a
+        Ends at `until` of the reader, or when nothing has come for `timeout` seconds, and logs a warning if an open
+        transaction holds back more (`held_back`). Raises as `read`, and UndecodableValue for a
         record whose value cannot be decoded: another call continues with the record after it.
         """
         while True:
             if not self._unread:
                 batch = self.read(limit=ONE_BY_ONE, timeout=IDLE_WAIT if timeout is None else timeout)
-                if batch is None and timeout is not None:
+                if batch is None and (timeout is not None or self.finished):
                     self.warn_of_held_back()
                     return
                 self._unread = None if batch is None else UnreadRecords(batch)
@@ -219,18 +246,40 @@ class CommittedReader(Resource):
         while True:
             if (batch := self.read(limit=limit, timeout=IDLE_WAIT if timeout is None else timeout)) is not None:
                 yield batch
-            elif timeout is not None:
+            elif timeout is not None or self.finished:
                 self.warn_of_held_back()
                 return
 
+    def arrow_batches(
+        self, columns: Sequence[str] | None = None, decode: Decode | None = None, *, limit: int = 10_000
+    ) -> pa.RecordBatchReader:
+        """Return the records up to `until` as an Arrow stream of batches, for tables that memory does not hold.
+
+        polars and DuckDB read it batch by batch, and `read_all()` and `read_pandas()` return all of it. The arguments
+        are those of `SyncClient.read_table`; types are those of the first batch. Raises InvalidRequest for a reader
+        without `until`, MissingDependency without pyarrow, and as `batches` and UndecodableValue as it is read.
+        """
+        record_batches = self._tables().record_batches
+        found: pa.RecordBatchReader = record_batches(self.batches(limit=limit), columns, decode)
+        return found
+
+    def _tables(self) -> Any:
+        optional("pyarrow", "arrow")
+        from txnbuffer.client.reading import tables
+
+        if not self._ends:
+            raise InvalidRequest("a table needs an end: open the reader with until, such as until='now'")
+        return tables
+
     def __iter__(self) -> Iterator[RecordBatch]:
-        """Yield batches without end; leave the loop to stop."""
+        """Yield batches up to `until`, or without end; leave the loop to stop."""
         return self.batches()
 
     def seek(self, start: Start | Mapping[str, Start]) -> None:
         """Continue at another place, given as for a new reader; of a mapping, the topics that it lacks do not move.
 
-        Raises as a new reader; then nothing has moved.
+        Then the records up to `until` are read again; "now" is the moment of this call. Raises as a new reader; then
+        nothing has moved.
         """
         self.move(start)
 
@@ -299,3 +348,18 @@ class CommittedReader(Resource):
         self._closed = True
         for follower in self._followers:
             follower.close()
+
+
+def read_table(
+    broker: Callable[[], Broker],
+    topics: str | Iterable[str],
+    columns: Sequence[str] | None,
+    start: Start | Mapping[str, Start],
+    until: Until | Mapping[str, Until],
+    decode: Decode | None,
+    deserializers: Deserializers,
+) -> pa.Table:
+    """The records of topics as a table; see `SyncClient.read_table`."""
+    with CommittedReader(broker(), topics, start=start, until=until, deserializers=deserializers) as reader:
+        table: pa.Table = reader._tables().whole_table(reader.batches(), columns, decode)
+        return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from broker_io.batch import Batch, PlacedBatch, PropertyColumn, Which
 from broker_io.port import SCHEMA_VERSION
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
     import pyarrow as pa
+
+
+Decode: TypeAlias = Mapping[Literal["key", "value"], Literal["text", "json", "deserializer"]]
+"""How a table has keys and values: as text, as what JSON or the deserializer makes of them; else as bytes."""
 
 
 class Record(NamedTuple):

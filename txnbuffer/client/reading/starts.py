@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -43,23 +43,39 @@ class Seqno:
         return f"seqno {self.number}"
 
 
-Start: TypeAlias = "Position | Seqno | datetime | str"
+Start: TypeAlias = Position | Seqno | datetime | Literal["beginning", "earliest", "end", "latest"]
 """Where to start: a position, a seqno, a time, "beginning" or "end"."""
+Until: TypeAlias = Position | Seqno | datetime | Literal["now"]
+"""Where to end: a position, a seqno, a time, or what is visible now; see `txnbuffer.client.reading.ends`."""
 
-SAME_AS = {"earliest": "beginning", "latest": "end"}
+WORDS: Mapping[str, Literal["beginning", "end"]] = {
+    "beginning": "beginning",
+    "earliest": "beginning",
+    "end": "end",
+    "latest": "end",
+}
+"""The word that this package uses for each."""
 
 
 def canonical(start: Start) -> Start:
     """Return the start with the word that this package uses. Raises InvalidRequest for any other value."""
     if isinstance(start, str):
-        start = SAME_AS.get(start, start)
-        if start in ("beginning", "end"):
-            return start
+        if start in WORDS:
+            return WORDS[start]
     elif isinstance(start, Position):
         return check_position(start, "start")
     elif isinstance(start, (Seqno, datetime)):
         return start
     raise InvalidRequest(f"start must be 'beginning', 'end', a Position, a Seqno or a datetime, got {start!r:.80}")
+
+
+def canonical_until(until: Until) -> Until:
+    """Return the end. Raises InvalidRequest for another value."""
+    if isinstance(until, Position):
+        return check_position(until, "until")
+    if isinstance(until, (Seqno, datetime)) or (isinstance(until, str) and until == "now"):
+        return until
+    raise InvalidRequest(f"until must be 'now', a Position, a Seqno or a datetime, got {until!r:.80}")
 
 
 class StartPoint(NamedTuple):
@@ -103,23 +119,25 @@ def start_point(broker: Broker, topic: str, start: Start) -> StartPoint:
     end = EARLIEST if last is None else Position(last.ledger, last.entry + 1)
     if not isinstance(start, datetime):
         return StartPoint(end)
-    time = _milliseconds(start)
+    time = milliseconds(start, "start")
     found = broker.position_at(topic, time)
     return StartPoint(end, time) if found is None else StartPoint(found)
 
 
-def _milliseconds(time: datetime) -> int:
+def milliseconds(time: datetime, what: str) -> int:
+    """Return milliseconds since 1970. Raises InvalidRequest, which names the argument."""
     try:
         return max(round(time.timestamp() * 1000), 0)
     except (OverflowError, ValueError):
-        raise InvalidRequest(f"start is out of range: {time}") from None
+        raise InvalidRequest(f"{what} is out of range: {time}") from None
 
 
 class ReadTopics:
     """The topics and partitions that a reader reads.
 
     `partitioned`: the partitioned topics; they may get more. `missing`: the topics to `wait` for, which do not exist.
-    `start`: where to start on those that come later. Raises InvalidRequest, TopicNotFound.
+    `start`: where to start on those that come later. With `until` no partitions are added, and until "now" no topics.
+    Raises InvalidRequest, TopicNotFound.
     """
 
     def __init__(
@@ -127,11 +145,13 @@ class ReadTopics:
         broker: Broker,
         topics: str | Iterable[str],
         start: Start | Mapping[str, Start],
+        until: Until | Mapping[str, Until] | None = None,
         *,
         wait: bool = False,
     ) -> None:
         self._broker = broker
         self.start = start
+        self._until = until
         self.names = self.missing = check_topics(topics)
         self.partitioned: list[str] = []
         self._read: dict[str, str] = {}
@@ -141,13 +161,19 @@ class ReadTopics:
                 f"there is no topic {self.missing[0]!r} to read: create it, correct the name, or ask for the right to "
                 "read it; with wait=True, readers and groups wait for it"
             )
-        if isinstance(start, Mapping):
-            unread = sorted(start.keys() - {*self.names, *self._read})
-            parts = [(name, partition_of(name)) for name in unread]
-            expected = {*self.partitioned, *self.missing}
-            unknown = [name for name, part in parts if part is None or part.topic not in expected]
-            if unknown:
-                raise InvalidRequest(f"start has {', '.join(unknown)}, which this reader does not read")
+        for what, places in (("start", start), ("until", until)):
+            if isinstance(places, Mapping):
+                self._check_names(what, places)
+        if until is not None:
+            self.missing = [name for name in self.missing if self._until_of(name, name) != "now"]
+
+    def _check_names(self, what: str, places: Mapping[str, object]) -> None:
+        unread = sorted(places.keys() - {*self.names, *self._read})
+        parts = [(name, partition_of(name)) for name in unread]
+        expected = {*self.partitioned, *self.missing}
+        unknown = [name for name, part in parts if part is None or part.topic not in expected]
+        if unknown:
+            raise InvalidRequest(f"{what} has {', '.join(unknown)}, which this reader does not read")
 
     def first(self) -> list[tuple[str, Start]]:
         """Return all existing topics and partitions, each with its start."""
@@ -159,7 +185,7 @@ class ReadTopics:
 
     def added(self, read: set[str]) -> list[tuple[str, Start]]:
         """Return the topics and partitions that were added, other than those in `read`, each with its start."""
-        self._find()
+        self._find(partitions=self._until is None)
         new = [(name, self._start_of(name, topic)) for name, topic in self._read.items() if name not in read]
         return [(name, "beginning" if start == "end" else start) for name, start in new]
 
@@ -169,20 +195,28 @@ class ReadTopics:
         Raises as a new object.
         """
         new = ReadTopics(self._broker, self.names, start, wait=True)
-        if not isinstance(start, Mapping):
-            return new.first()
         starts = zip(new.first(), new.parts(), strict=True)
-        return [(name, place) for (name, place), (_, topic) in starts if name in start or topic in start]
+        return [
+            (name, place)
+            for (name, place), (_, topic) in starts
+            if not isinstance(start, Mapping) or name in start or topic in start
+            if self._until is None or name in self._read
+        ]
 
     @property
     def may_grow(self) -> bool:
         """Whether `added` can return anything."""
-        return bool(self.partitioned or self.missing)
+        return bool(self.missing) or (self._until is None and bool(self.partitioned))
 
-    def _find(self) -> None:
-        """Look for missing topics and for new partitions."""
+    def until_of(self, name: str) -> Until | None:
+        """Return where a topic or partition ends. Raises InvalidRequest."""
+        return None if self._until is None else self._until_of(name, self._read[name])
+
+    def _find(self, *, partitions: bool = True) -> None:
+        """Look for missing topics, and for new partitions of the others."""
         known = set(self._broker.topics())
         names, self.missing = self.missing, []
+        before = len(self.partitioned)
         for name in names:
             if name in known:
                 self._read[name] = name
@@ -190,21 +224,26 @@ class ReadTopics:
                 self.partitioned.append(name)
             else:
                 self.missing.append(name)
-        for topic in self.partitioned:
+        for topic in self.partitioned[0 if partitions else before :]:
             parts = (partition_name(topic, number) for number in range(_count(self._broker, topic)))
             self._read |= {name: topic for name in parts if name in known}
 
     def _start_of(self, name: str, topic: str) -> Start:
-        if not isinstance(self.start, Mapping):
-            found = self.start
-        elif name in self.start:
-            return canonical(self.start[name])
-        else:
-            found = self.start.get(topic, "beginning")
-        found = canonical(found)
-        if isinstance(found, Position | Seqno) and name != topic:
-            raise InvalidRequest(f"start {found} is in one partition of {topic!r}: give a start for each partition")
-        return found
+        return canonical(_place("start", self.start, name, topic, "beginning"))
+
+    def _until_of(self, name: str, topic: str) -> Until:
+        return canonical_until(_place("until", self._until, name, topic, "now"))
+
+
+def _place(what: str, places: Any, name: str, topic: str, default: str) -> Any:
+    """Return where to start or to end on a topic or partition: for all, or by its name or that of its topic."""
+    if isinstance(places, Mapping):
+        if name in places:
+            return places[name]
+        places = places.get(topic, default)
+    if isinstance(places, Position | Seqno) and name != topic:
+        raise InvalidRequest(f"{what} {places} is in one partition of {topic!r}: give a {what} for each partition")
+    return places
 
 
 def _count(broker: Broker, topic: str) -> int:

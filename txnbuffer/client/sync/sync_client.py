@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, overload
 from broker_io.environment import current
 from txnbuffer.checks import check_attempts, check_flag, check_sync_function, check_sync_result
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client, check_no_names
-from txnbuffer.client.reading.reader import CommittedReader
-from txnbuffer.client.reading.starts import Start
+from txnbuffer.client.reading.reader import CommittedReader, read_table
+from txnbuffer.client.reading.starts import Start, Until
 from txnbuffer.client.streams.cursors import DurableCursors
 from txnbuffer.client.streams.streams import ChangeBatch, ChangeStatistics, ChangeStream, Rollback
 from txnbuffer.client.streams.tokens import TokenStore
@@ -25,8 +25,10 @@ from txnbuffer.errors import InvalidRequest, LimitExceeded, TransactionAborted, 
 from txnbuffer.streams.failover import ResumeToken
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from txnbuffer.client.groups.handling import OnError, Processed
-    from txnbuffer.client.reading.records import Record, RecordBatch
+    from txnbuffer.client.reading.records import Decode, Record, RecordBatch
     from txnbuffer.databases.publisher import OutboxStatus
     from txnbuffer.databases.transaction import SyncDatabaseTransaction
 
@@ -145,6 +147,7 @@ class SyncClient(Portal):
         topics: str | Sequence[str],
         *,
         start: Start | Mapping[str, Start] = "beginning",
+        until: Until | Mapping[str, Until] | None = None,
         isolation: str = "read_committed",
         wait: bool = False,
     ) -> CommittedReader:
@@ -152,10 +155,41 @@ class SyncClient(Portal):
         self.check()
         deserializers = self.client.deserializers
         reader = CommittedReader(
-            self.client.open_broker(), topics, start=start, isolation=isolation, deserializers=deserializers, wait=wait
+            self.client.open_broker(),
+            topics,
+            start=start,
+            until=until,
+            isolation=isolation,
+            deserializers=deserializers,
+            wait=wait,
         )
         reader.ends_by = self.client.ends_by
         return reader
+
+    def read_table(
+        self,
+        topics: str | Sequence[str],
+        *,
+        columns: Sequence[str] | None = None,
+        start: Start | Mapping[str, Start] = "beginning",
+        until: Until | Mapping[str, Until] = "now",
+        decode: Decode | None = None,
+    ) -> pa.Table:
+        """Return the committed records of topics as an Arrow table: what is visible now, or until another place.
+
+        - `columns`: some of topic, position, seqno, key, value, properties, event_time, publish_time and txn. The
+          others take no memory.
+        - `start`, `until`: the first and the last record; see CommittedReader.
+        - `decode`: keys and values are bytes; `{"value": "text"}` makes them text, `{"value": "json"}` what the JSON
+          is: numbers, text, lists and structs, whose types unify over all records; and `{"value": "deserializer"}`
+          what the deserializer of the topic returns.
+
+        `reader(…, until="now").arrow_batches()` reads what memory does not hold. Raises UndecodableValue for a record
+        that cannot be decoded, or does not fit those before it; InvalidRequest; MissingDependency without pyarrow; and
+        the errors of CommittedReader.
+        """
+        self.check()
+        return read_table(self.client.open_broker, topics, columns, start, until, decode, self.client.deserializers)
 
     def stream(
         self,
