@@ -21,11 +21,10 @@ ROOMS = (
     ("client.path", "client.reading"),
     ("client.session",),
     ("client.admin_clients", "client.base"),
-    ("client.streams", "client.transaction"),
-    ("databases",),
+    ("client.database_transaction", "client.streams", "client.transaction"),
     ("client.groups",),
     ("client.client",),
-    ("client.branches", "client.partition_streams", "client.sync"),
+    ("client.branches", "client.partition_streams", "client.seeking", "client.sync"),
     ("client.connection",),
 )
 """The rooms of the service and of the client, and the modules beside them: each imports only those of rows before."""

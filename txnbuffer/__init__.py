@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from snapshots.errors import TopicDamaged as TopicDamaged
     from txnbuffer.buffer.held_back import HeldBack as HeldBack
     from txnbuffer.client.client import Client as Client
-    from txnbuffer.client.connection import connect as connect
+    from txnbuffer.client.database_transaction import DatabaseTransaction as DatabaseTransaction
+    from txnbuffer.client.database_transaction import OutboxStatus as OutboxStatus
+    from txnbuffer.client.database_transaction import SyncDatabaseTransaction as SyncDatabaseTransaction
     from txnbuffer.client.groups.handling import Processed as Processed
     from txnbuffer.client.groups.handling import dead_letter as dead_letter
     from txnbuffer.client.partition_streams import stream_partitions as stream_partitions
@@ -78,9 +80,6 @@ if TYPE_CHECKING:
     from txnbuffer.client.transaction import Transaction as Transaction
     from txnbuffer.databases.links import Database as Database
     from txnbuffer.databases.outbox import Outbox as Outbox
-    from txnbuffer.databases.publisher import OutboxStatus as OutboxStatus
-    from txnbuffer.databases.transaction import DatabaseTransaction as DatabaseTransaction
-    from txnbuffer.databases.transaction import SyncDatabaseTransaction as SyncDatabaseTransaction
     from txnbuffer.errors import AlreadyCommitted as AlreadyCommitted
     from txnbuffer.errors import BackfillFailed as BackfillFailed
     from txnbuffer.errors import ClientBroken as ClientBroken
@@ -136,6 +135,7 @@ if TYPE_CHECKING:
     from txnbuffer.model import Outcome as Outcome
     from txnbuffer.model import Position as Position
     from txnbuffer.model import TxnId as TxnId
+    from txnbuffer.opening import connect as connect
     from txnbuffer.progress import Progress as Progress
     from txnbuffer.progress import progress_bar as progress_bar
     from txnbuffer.progress import reporting as reporting
@@ -156,7 +156,6 @@ _HOMES = {
     "txnbuffer.buffer.held_back": "HeldBack",
     "txnbuffer.client.reading.async_reader": "AsyncReader",
     "txnbuffer.client.client": "Client",
-    "txnbuffer.client.connection": "connect",
     "txnbuffer.client.groups.handling": "Processed dead_letter",
     "txnbuffer.client.partition_streams": "stream_partitions",
     "txnbuffer.client.reading.reader": "CommittedReader",
@@ -174,8 +173,7 @@ _HOMES = {
     "txnbuffer.client.transaction": "Transaction",
     "txnbuffer.databases.links": "Database",
     "txnbuffer.databases.outbox": "Outbox",
-    "txnbuffer.databases.publisher": "OutboxStatus",
-    "txnbuffer.databases.transaction": "DatabaseTransaction SyncDatabaseTransaction",
+    "txnbuffer.client.database_transaction": "DatabaseTransaction OutboxStatus SyncDatabaseTransaction",
     "txnbuffer.errors": (
         "AlreadyCommitted BackfillFailed ClientBroken Fenced ForeignOutbox ForeignSink ForeignToken "
         "HandlerTooSlow InvalidHandler InvalidRequest LimitExceeded LogReplaced LogRestored MutationsTrimmed "
@@ -186,6 +184,7 @@ _HOMES = {
         "TooManyTopics TooManyTransactions TopicInUse TransactionAborted TransactionCommitted Unauthenticated "
         "UndecodableValue UnknownCursor UnknownTransaction UnreadableToken UnsafeDatabase UsedAfterFork"
     ),
+    "txnbuffer.opening": "connect",
     "txnbuffer.model": "Outcome Position TxnId",
     "txnbuffer.progress": "Progress progress_bar reporting",
     "txnbuffer.streams.failover": "ResumeToken",

@@ -13,9 +13,9 @@ from broker_io.errors import TopicNotFound
 from txnbuffer.client.client import Client
 from txnbuffer.client.groups import seeking
 from txnbuffer.client.groups.processing import position_after
-from txnbuffer.client.groups.seeking import position_before, seek
 from txnbuffer.client.reading.records import Record, RecordBatch
 from txnbuffer.client.reading.starts import Seqno
+from txnbuffer.client.seeking import position_before, seek
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidRequest, StaleGeneration
 from txnbuffer.model import Position

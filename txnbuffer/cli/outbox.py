@@ -16,7 +16,7 @@ from txnbuffer.cli.stopping import client_until_signal
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from txnbuffer.databases.publisher import OutboxStatus
+    from txnbuffer.client.database_transaction import OutboxStatus
 
 DIALECTS = ("postgresql", "sqlite", "mysql")
 
@@ -124,8 +124,8 @@ def run_command(log: LogAddress, name: str, database: str, dead_letter: str | No
 async def _publish(log: LogAddress, engine: Any, name: str, dead_letter: str | None) -> None:
     import asyncio
 
-    from txnbuffer.client.connection import connect
     from txnbuffer.databases.links import Database, DatabaseLink
+    from txnbuffer.opening import connect
 
     async with client_until_signal(connect(log.address, **log.connect_options(60.0))) as (client, stop):
         if client is None:
@@ -175,9 +175,9 @@ def adopt_command(log: LogAddress, name: str, database: str, republish: bool, ye
 
 
 async def _adopt(log: LogAddress, engine: Any, name: str, *, republish: bool, yes: bool) -> dict[str, Any]:
-    from txnbuffer.client.connection import connect
     from txnbuffer.databases.admin import adopt, examine
     from txnbuffer.databases.worker import worker_for
+    from txnbuffer.opening import connect
 
     async with connect(log.address, **log.connect_options(60.0)) as client:
         worker = worker_for(engine)

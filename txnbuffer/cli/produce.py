@@ -53,7 +53,7 @@ def produce_command(
     carriage return before it belongs to the value. An invalid line ends the command: its
     transaction is aborted, earlier transactions stay committed.
     """
-    from txnbuffer.client.connection import connect
+    from txnbuffer.opening import connect
 
     records = transactions = skipped = 0
     sending = report(f"sending to {topic}", "records")

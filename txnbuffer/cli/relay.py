@@ -157,7 +157,7 @@ def _cursor(log: LogAddress, topic: str, name: str, service: str | None) -> Rela
 
 def _target(log: LogAddress, topic: str, max_unavailable: float, *, latest: bool) -> Target:
     """The target at an address. Raises InvalidAddress, and InvalidRequest if it can't keep only the `latest` values."""
-    from txnbuffer.client.connection import connect
+    from txnbuffer.opening import connect
     from txnbuffer.sinks.relay_targets import OwnedTarget, ServiceTarget
 
     check_address(log.address)

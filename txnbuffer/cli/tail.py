@@ -17,13 +17,13 @@ from broker_io.port import Broker, PartitionedBroker
 from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
 from txnbuffer.cli.options import LogAddress, given, log_options
 from txnbuffer.cli.output import escaped, has_style, narrate, output_option, plain, show_line
-from txnbuffer.client.connection import connect
 from txnbuffer.client.reading.reader import ISOLATIONS, CommittedReader
 from txnbuffer.client.reading.records import Record
 from txnbuffer.client.reading.starts import WORDS, Seqno, Start
 from txnbuffer.client.streams.streams import Rollback
 from txnbuffer.client.streams.tokens import FileTokens
 from txnbuffer.model import Position, TxnId
+from txnbuffer.opening import connect
 
 COLUMNS = ("topic", "position", "seqno", "transaction", "key", "value")
 NO_KEY = "-"

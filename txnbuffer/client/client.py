@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from broker_io.port import Broker
 from txnbuffer.checks import (
@@ -23,6 +23,7 @@ from txnbuffer.checks import (
 from txnbuffer.client import lifecycle
 from txnbuffer.client.admin_clients import AdminClients
 from txnbuffer.client.base import BaseClient
+from txnbuffer.client.database_transaction import DatabaseLink, DatabaseLinks, DatabaseTransaction, OutboxStatus
 from txnbuffer.client.groups.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
 from txnbuffer.client.groups.processing import GroupSource, process
 from txnbuffer.client.lifecycle import run_to_completion
@@ -60,11 +61,6 @@ from txnbuffer.model import Position
 from txnbuffer.rpc.frames import Deletion, NamedRequest
 from txnbuffer.streams.failover import ResumeToken
 
-if TYPE_CHECKING:
-    from txnbuffer.databases.links import DatabaseLink, Databases
-    from txnbuffer.databases.publisher import OutboxStatus
-    from txnbuffer.databases.transaction import DatabaseTransaction
-
 Result = TypeVar("Result")
 
 LOG = logging.getLogger("txnbuffer.client")
@@ -101,7 +97,7 @@ class Client(BaseClient):
         self.streams = ShardStreams((), 0.0)
         session.on_broken = lambda error: self.streams.fail(error)
         self.admin = AdminClients((), 0.0)
-        self._databases: Databases | None = None
+        self.databases: DatabaseLinks | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.describe()}>"
@@ -118,8 +114,8 @@ class Client(BaseClient):
         parts = AsyncExitStack()
         for close in (self.resources.aclose, self.sessions.close, self.admin.close, self.streams.close):
             parts.push_async_callback(close)  # the last one is closed first
-        if self._databases is not None:
-            parts.push_async_callback(self._databases.close)
+        if self.databases is not None:
+            parts.push_async_callback(self.databases.close)
         await run_to_completion(parts.aclose())
 
     def _warn_if_uncommitted(self) -> None:
@@ -173,10 +169,8 @@ class Client(BaseClient):
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
         if database is not None:
-            from txnbuffer.databases.transaction import DatabaseTransaction
-
             check_no_names(name, number, timeout)
-            return DatabaseTransaction(self.database(database), connection, check_flag(wait, "wait"))
+            return DatabaseTransaction(self.database(database), connection, wait=check_flag(wait, "wait"))
         if connection is not None or wait is not False:
             raise InvalidRequest("connection and wait need database=, a name of connect(databases=…)")
         if (name is None) != (number is None):
@@ -186,24 +180,19 @@ class Client(BaseClient):
             sequence = check_name(name, "a producer"), check_number(number)
         return Transaction(self, sequence, None if timeout is None else check_timeout(timeout))
 
-    def use_databases(self, databases: Mapping[str, Any]) -> None:
-        """Internal: open the databases that `connect` was given. Raises InvalidRequest."""
-        from txnbuffer.databases.links import Databases
-
-        self._databases = Databases(self, self, databases)
-
     def database(self, name: str) -> DatabaseLink:
         """Internal: the database with this name. Raises InvalidRequest, and OutboxStopped."""
-        self.check_open()
-        if self._databases is None:
-            raise InvalidRequest(f"there is no database {name!r}: give connect(databases={{{name!r}: engine}})")
-        return self._databases.link(name)
+        return self._databases(name).link(name)
 
     def outbox_status(self, database: str) -> OutboxStatus:
         """Return the state of the publisher of a database, also after it has stopped. Raises InvalidRequest."""
-        if self._databases is None:
-            return self.database(database).status
-        return self._databases.status(database)
+        return self._databases(database).status(database)
+
+    def _databases(self, name: str) -> DatabaseLinks:
+        self.check_open()
+        if self.databases is None:
+            raise InvalidRequest(f"there is no database {name!r}: give connect(databases={{{name!r}: engine}})")
+        return self.databases
 
     async def run(
         self,

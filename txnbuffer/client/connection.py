@@ -31,11 +31,12 @@ from txnbuffer.checks import check_flag, check_max_unavailable
 from txnbuffer.client import lifecycle
 from txnbuffer.client.admin_clients import AdminClients, AdminConnector, AdminLink
 from txnbuffer.client.client import Client
+from txnbuffer.client.database_transaction import DatabaseLinks
 from txnbuffer.client.lifecycle import opened, run_to_completion
 from txnbuffer.client.path.routing import Routes
 from txnbuffer.client.path.send_columns import BATCHINGS, Batching
 from txnbuffer.client.path.writers import DirectPath, OrdinarySends, Writers
-from txnbuffer.client.serializers import DeserializerChoice, Deserializers, Schema, SerializerChoice, Serializers
+from txnbuffer.client.serializers import Deserializers, Schema, Serializers
 from txnbuffer.client.session.embedded import EmbeddedLog, EngineAdminLink, EngineLink, EngineStreamLink
 from txnbuffer.client.session.session import ClientSession, Connector, Link, LinkUser, ShardSessions
 from txnbuffer.client.streams.streams import ShardStreams, StreamConnector, StreamLink
@@ -384,7 +385,7 @@ class PendingConnection:
     deserializers: Deserializers = field(default_factory=Deserializers)
     read_only: bool = False
     progress: OnProgress | None = None
-    databases: Mapping[str, Any] | None = None
+    open_databases: Callable[[Client], DatabaseLinks] | None = None
     _client: Client | None = field(default=None, init=False)
     _sync_client: SyncClient | None = field(default=None, init=False)
 
@@ -398,8 +399,6 @@ class PendingConnection:
         if self.batching not in BATCHINGS:
             raise InvalidRequest(f"batching must be 'messages' or 'records', got {self.batching!r}")
         check_flag(self.read_only, "read_only")
-        if self.databases is not None and not isinstance(self.databases, Mapping):
-            raise InvalidRequest(f"databases must be a mapping by name, got {type(self.databases).__name__}")
         if self.progress is not None and not callable(self.progress):
             raise InvalidRequest(f"progress must be a function, got {type(self.progress).__name__}")
         self.access.check()
@@ -445,8 +444,8 @@ class PendingConnection:
                 client.admin = AdminClients(admins, self.max_unavailable, client.session.check_loop)
             client.batching = self.batching
             client.deserializers = self.deserializers
-            if self.databases is not None:
-                client.use_databases(self.databases)
+            if self.open_databases is not None:
+                client.databases = self.open_databases(client)
             client.resources = resources.pop_all()
         return client
 
@@ -596,72 +595,3 @@ class PendingConnection:
     ) -> None:
         if self._sync_client is not None and (error is None or not self._sync_client.inherited):
             self._sync_client.close()
-
-
-def connect(
-    address: str,
-    *,
-    read_only: bool = False,
-    serializer: SerializerChoice = None,
-    deserializers: DeserializerChoice = None,
-    timeout: float = 10.0,
-    max_unavailable: float = 60.0,
-    tls_ca: str | None = None,
-    tls_cert: str | None = None,
-    tls_key: str | None = None,
-    token: str | Callable[[], str] | None = None,
-    token_file: str | None = None,
-    service: str | None = None,
-    broker_options: PulsarOptions | None = None,
-    schemas: Mapping[str, Schema] | None = None,
-    batching: Batching = "messages",
-    progress: OnProgress | None = None,
-    databases: Mapping[str, Any] | None = None,
-) -> PendingConnection:
-    """Connect to an embedded log, to a service, or to a Pulsar cluster.
-
-        async with connect("file:data") as client: ...    # asyncio: a Client
-        with connect("file:data") as client: ...          # sync: a SyncClient
-
-    - `address`: `memory:` or `file:DIR` opens a log in this process and locks it until the client is closed.
-      `txnbuf://HOST:PORT` is a service that owns a log; `txnbuf://HOST:PORT,HOST:PORT` is a pair of services, of which
-      the client uses the live one, and moves to the other one after a failover.
-      `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a Pulsar cluster; it needs a running service
-      (`txnbuf serve`) that records which transactions committed.
-    - `serializer`: converts values to bytes, for example `JsonSerializer()`; or a mapping with one for each topic.
-      Without one, values are bytes or text.
-    - `deserializers`: convert what readers and handlers get, for example `JsonDeserializer()`; one, or a mapping.
-    - `read_only`: the client has readers, `topics` and `last_visible`; everything else raises ReadOnly. It writes
-      nothing and locks nothing, for a log that another process owns, or that nobody may change.
-    - `timeout`: seconds for one attempt to connect to a service; it does not limit calls or transactions.
-    - `max_unavailable`: seconds that calls wait for a new connection after the connection was lost. Then they raise
-      ServiceUnavailable; a commit in flight raises OutcomeUnknown: call `client.outcome`.
-    - `tls_ca`: path of a PEM file with the CA certificates to trust; without it the connection to the service is not
-      encrypted. `tls_cert`, `tls_key`: paths of PEM files with a certificate of this client and its key.
-    - `token`, `token_file`: who this client is: a token, a function that returns one, or a file with it. The function
-      is called, and the file read, for each connection, so a token can be renewed. A token is not sent to another
-      machine without TLS. On a cluster, the token of `broker_options` is used if none is given here.
-    - `databases`: databases of the application, by name, for `client.transaction(database=…)`: an Engine or AsyncEngine
-      of SQLAlchemy, `django.db.connection`, or a function that returns a new connection of psycopg or sqlite3; or a
-      `Database`, for options.
-    - `progress`: called with a `Progress` while the log opens and its state is recovered, which may take seconds.
-
-    Only for a cluster:
-
-    - `service`: HOST:PORT of the service. Without it the client finds the service through the cluster.
-    - `broker_options`: options of `open_broker`. The default of `admin_url` is in TXNBUFFER_PULSAR_ADMIN_URL.
-    - `schemas`: topics and their schemas from the Pulsar client library. Values are encoded with the schema, and the
-      schema is registered with the cluster.
-    - `batching`: "messages" sends each record as one message. "records" packs records that are sent together into
-      record sets, which is many times faster; only readers of this package can read them. Each send can override it.
-
-    Raises InvalidAddress and InvalidRequest for invalid arguments. Entering the block raises ServiceUnavailable, and
-    the errors of opening a log or a cluster.
-    """
-    access = ServiceAccess(tls_ca, tls_cert, tls_key, token, token_file)
-    cluster = ClusterOptions.of(service, broker_options, schemas).at(address)
-    serializers, rest = (
-        Serializers(serializer, schemas),
-        (batching, Deserializers(deserializers), read_only, progress, databases),
-    )
-    return PendingConnection(address, serializers, timeout, max_unavailable, access, cluster, *rest)

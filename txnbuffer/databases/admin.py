@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from txnbuffer.client.database_transaction import HoldBack
 from txnbuffer.databases.connections import Connection
-from txnbuffer.databases.dialects import KNOWN, HoldBack
+from txnbuffer.databases.dialects import KNOWN
 from txnbuffer.databases.publisher import (
     REGISTRY,
     LogClient,

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar, NamedTuple, TypeVar
 
+from txnbuffer.client.database_transaction import HoldBack
 from txnbuffer.databases.connections import Connection
 from txnbuffer.databases.groups import OutboxRow, Page
 from txnbuffer.databases.tables import NOW, OUTBOX, OUTBOXES, SEQUENCE, VERSION, VERSIONS
@@ -43,14 +44,6 @@ class NewRows(NamedTuple):
     values: Sequence[bytes | None]
     properties: Sequence[str | None]
     event_times: Sequence[int | None]
-
-
-class HoldBack(NamedTuple):
-    """A transaction of the database that may still insert rows: its process in the database, and since when it runs."""
-
-    process: int | None
-    seconds: float | None
-    query: str | None
 
 
 class Dialect(ABC):

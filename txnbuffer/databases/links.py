@@ -7,16 +7,23 @@ OutboxStopped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from txnbuffer.checks import check_flag
 from txnbuffer.client.base import BaseClient
+from txnbuffer.client.database_transaction import AsyncSqlTransaction, OutboxStatus, SqlTransaction
 from txnbuffer.client.lifecycle import cancel
 from txnbuffer.databases.notices import Listener
 from txnbuffer.databases.outbox import MAX_BYTES, Lock, Outbox
-from txnbuffer.databases.publisher import LogClient, OnStatus, OutboxStatus, Publisher
+from txnbuffer.databases.publisher import LogClient, OnStatus, Publisher
+from txnbuffer.databases.transaction import (
+    AsyncBoundTransaction,
+    AsyncOwnedTransaction,
+    BoundTransaction,
+    OwnedTransaction,
+)
 from txnbuffer.databases.worker import worker_for
 from txnbuffer.errors import InvalidRequest, OutboxStopped
 
@@ -75,6 +82,18 @@ class DatabaseLink:
         self._wake()
         if self.publisher is not None and not self.publisher.has_turn:
             self.outbox.notify()
+
+    def begin(self, connection: object | None) -> SqlTransaction:
+        """Begin a transaction, or bind one to the connection of the application. Raises InvalidRequest."""
+        if connection is not None:
+            return BoundTransaction(self.outbox, connection)
+        return OwnedTransaction(self.outbox, self.database)
+
+    async def begin_async(self, connection: object | None) -> AsyncSqlTransaction:
+        """As `begin`, with asyncio."""
+        if connection is not None:
+            return AsyncBoundTransaction(self.outbox, connection)
+        return await AsyncOwnedTransaction.begin(self.outbox, self.name, self.database)
 
     def check(self) -> None:
         """Raises OutboxStopped if the publisher has stopped."""
@@ -148,6 +167,3 @@ class Databases:
         """Stop all publishers."""
         for link in self._links.values():
             await link.close()
-
-
-OpenDatabases = Callable[[BaseClient, LogClient], Databases]

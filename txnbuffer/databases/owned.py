@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from txnbuffer.databases.connections import Connection, adapted, is_django
+from txnbuffer.databases.connections import Connection, is_django
 
 
 class OwnTransaction(ABC):
@@ -109,8 +109,3 @@ def own_transaction(database: Any) -> OwnTransaction:
     if hasattr(database, "connect") and hasattr(database, "dialect"):
         return _Engine(database)
     return _Django(database) if is_django(database) else _Raw(database)
-
-
-def owned(transaction: OwnTransaction) -> OwnedConnection:
-    """Its connection, adapted."""
-    return OwnedConnection(adapted(transaction.connection))

@@ -13,18 +13,19 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from broker_io.errors import Error, InvalidMessage, MessageTooLarge, TopicNotFound
+from txnbuffer.client.database_transaction import OutboxStatus
 from txnbuffer.client.reading.async_reader import AsyncReader
 from txnbuffer.client.reading.starts import Until
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.databases.connections import Connection
 from txnbuffer.databases.continuity import LogState, TableState, check_continuity
-from txnbuffer.databases.dialects import KNOWN, Dialect, HoldBack
+from txnbuffer.databases.dialects import KNOWN, Dialect
 from txnbuffer.databases.groups import Group, OutboxRow, Progress, batches
 from txnbuffer.databases.tables import OUTBOX, OUTBOXES
 from txnbuffer.databases.worker import FileTurn, Worker
@@ -54,22 +55,6 @@ HOPELESS = (ForeignOutbox, OutboxMissing, UnsafeDatabase)
 """Errors that another attempt would not cure."""
 OF_A_GROUP = (TopicNotFound, MessageTooLarge, NotAuthorized, InvalidMessage)
 """Errors that are about a group and not about the publisher."""
-
-
-@dataclass(frozen=True)
-class OutboxStatus:
-    """The state of a publisher.
-
-    `state`: waiting (another process publishes), publishing, blocked (a group cannot be published), unavailable (the
-    database or the log; the publisher tries again) or stopped. `error`: why, for the last three.
-    """
-
-    name: str
-    state: str = "waiting"
-    published: int = 0
-    rows_published: int = 0
-    held_back: HoldBack | None = None
-    error: BaseException | None = None
 
 
 class LogClient(Protocol):

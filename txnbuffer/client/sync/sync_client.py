@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, overload
 from broker_io.environment import current
 from txnbuffer.checks import check_attempts, check_flag, check_sync_function, check_sync_result
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client, check_no_names
+from txnbuffer.client.database_transaction import OutboxStatus, SyncDatabaseTransaction
 from txnbuffer.client.reading.reader import CommittedReader, read_table
 from txnbuffer.client.reading.starts import Start, Until
 from txnbuffer.client.streams.cursors import DurableCursors
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
     from txnbuffer.client.groups.handling import OnError, Processed
     from txnbuffer.client.reading.records import Decode, Record, RecordBatch
-    from txnbuffer.databases.publisher import OutboxStatus
-    from txnbuffer.databases.transaction import SyncDatabaseTransaction
 
 Result = TypeVar("Result")
 Handled = TypeVar("Handled")
@@ -68,12 +67,10 @@ class SyncClient(Portal):
     ) -> SyncTransaction | SyncDatabaseTransaction:
         """Return a new transaction; use it with `with`. Arguments and errors are those of `Client.transaction`."""
         if database is not None:
-            from txnbuffer.databases.transaction import SyncDatabaseTransaction
-
             self.check()
             check_no_names(name, number, timeout)
             link = self.client.database(database)
-            return SyncDatabaseTransaction(link, connection, check_flag(wait, "wait"), self.call)
+            return SyncDatabaseTransaction(link, connection, wait=check_flag(wait, "wait"), call=self.call)
         if connection is not None or wait is not False:
             raise InvalidRequest("connection and wait need database=, a name of connect(databases=…)")
         return SyncTransaction(self, self.client.transaction(name=name, number=number, timeout=timeout))

@@ -37,10 +37,11 @@ from broker_io.batch import NO_TIME, Batch, Blobs, Labels, PropertyColumn, as_nu
 from broker_io.errors import Error, InvalidMessage
 from broker_io.position import Int64s
 from txnbuffer.client.branches import Participant, abort_branches, commit_branches
-from txnbuffer.client.connection import PendingConnection, connect
+from txnbuffer.client.connection import PendingConnection
 from txnbuffer.client.path.send_columns import MAX_PROPERTIES
 from txnbuffer.coordinator.messages import Branch
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, LogRestored, TransactionAborted
+from txnbuffer.opening import connect
 from txnbuffer.pipeline.options import WriteOptions
 from txnbuffer.protocol import RESERVED
 
