@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from broker_io import PulsarOptions
@@ -49,11 +50,9 @@ def connect(
 
     - `address`: `memory:` or `file:DIR` opens a log in this process and locks it until the client is closed.
       `txnbuf://HOST:PORT` is a service that owns a log; `txnbuf://HOST:PORT,HOST:PORT` is a pair of services, of which
-      the client uses the live one, and moves to the other one after a failover.
-      `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a Pulsar cluster; it needs a running service
-      (`txnbuf serve`) that records which transactions committed.
-    - `serializer`: converts values to bytes, for example `JsonSerializer()`; or a mapping with one for each topic.
-      Without one, values are bytes or text.
+      the client uses the live one. `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a Pulsar cluster; it
+      needs a running service (`txnbuf serve`) that records which transactions committed.
+    - `serializer`: converts values to bytes, else bytes or text: one, such as `JsonSerializer()`, or one for each topic.
     - `deserializers`: convert what readers and handlers get, for example `JsonDeserializer()`; one, or a mapping.
     - `read_only`: the client has readers, `topics` and `last_visible`; everything else raises ReadOnly. It writes
       nothing and locks nothing, for a log that another process owns, or that nobody may change.
@@ -65,9 +64,7 @@ def connect(
     - `token`, `token_file`: who this client is: a token, a function that returns one, or a file with it. The function
       is called, and the file read, for each connection, so a token can be renewed. A token is not sent to another
       machine without TLS. On a cluster, the token of `broker_options` is used if none is given here.
-    - `databases`: databases of the application, by name, for `client.transaction(database=…)`: an Engine or AsyncEngine
-      of SQLAlchemy, `django.db.connection`, or a function that returns a new connection of psycopg or sqlite3; or a
-      `Database`, for options.
+    - `databases`: by name, for `client.transaction(database=…)`; what they may be, `Database` says.
     - `progress`: called with a `Progress` while the log opens and its state is recovered, which may take seconds.
 
     Only for a cluster:
@@ -82,16 +79,18 @@ def connect(
     Raises InvalidAddress and InvalidRequest for invalid arguments. Entering the block raises ServiceUnavailable, and
     the errors of opening a log or a cluster.
     """
-    if databases is not None and not isinstance(databases, Mapping):
-        raise InvalidRequest(f"databases must be a mapping by name, got {type(databases).__name__}")
-    opening = partial(_open_databases, databases) if databases else None
     access = ServiceAccess(tls_ca, tls_cert, tls_key, token, token_file)
     cluster = ClusterOptions.of(service, broker_options, schemas).at(address)
-    serializers, rest = (
-        Serializers(serializer, schemas),
-        (batching, Deserializers(deserializers), read_only, progress, opening),
-    )
-    return PendingConnection(address, serializers, timeout, max_unavailable, access, cluster, *rest)
+    rest = (batching, Deserializers(deserializers), read_only, progress, _opening(databases))
+    chosen = Serializers(serializer, schemas)
+    return PendingConnection(address, chosen, timeout, max_unavailable, access, cluster, *rest)
+
+
+def _opening(databases: object) -> Callable[[Client], DatabaseLinks] | None:
+    """What opens the databases of a client. Raises InvalidRequest."""
+    if not isinstance(databases, Mapping | NoneType):
+        raise InvalidRequest(f"databases must be a mapping by name, got {type(databases).__name__}")
+    return partial(_open_databases, databases) if databases else None
 
 
 def _open_databases(databases: Mapping[str, Any], client: Client) -> DatabaseLinks:

@@ -13,7 +13,7 @@ from client_world import World, in_world, values
 from broker_io.errors import CallerError, InvalidMessage, InvalidTopicName
 from txnbuffer import Client, connect
 from txnbuffer.client.connection import ServiceLink
-from txnbuffer.client.path.record_path import EndPlan, Outbox
+from txnbuffer.client.path.record_path import EndPlan, SendQueue
 from txnbuffer.client.session.session import Link
 from txnbuffer.coordinator.messages import Branch
 from txnbuffer.errors import ClientBroken, InvalidRequest
@@ -162,12 +162,12 @@ async def test_request_that_cannot_be_encoded_fails_alone(world: World) -> None:
 
 @in_world
 async def test_internal_error_while_sending_fails_all_callers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Outbox, *arguments: Any) -> None:
+    def broken(self: SendQueue, *arguments: Any) -> None:
         raise OverflowError("some defect")
 
     client = await world.client()
     await client.send("orders", b"one")
-    monkeypatch.setattr(Outbox, "take", broken)
+    monkeypatch.setattr(SendQueue, "take", broken)
     async with asyncio.timeout(60):
         with pytest.raises(ClientBroken, match="some defect"):
             await client.send("orders", b"two")

@@ -27,7 +27,7 @@ def test_a_table_continues(table: TableState, log: LogState) -> None:
     ("table", "log", "why"),
     [
         (TABLE._replace(here="system 2"), LogState("a1", 15), "a copy"),
-        (TABLE, LogState("b2", 15), "made anew, or belongs to another"),
+        (TABLE, LogState("b2", 15), "is new, or belongs to another"),
         (TABLE, LogState("a1", 21), "restored to an older state"),
         (TABLE, LogState("a1", 9), "the log has them up to 9 only"),
         (TABLE, LogState(None, 0), "the log has them up to 0 only"),

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txnbuffer.databases.groups import UNKNOWN, Group, OutboxRow, Page, Progress, batches
+from txnbuffer.databases.groups import UNKNOWN, OutboxProgress, OutboxRow, Page, RowGroup, batches
 
 TRANSACTIONS = 8
 
@@ -54,8 +54,8 @@ class NaiveDatabase:
 
 @given(steps, st.integers(1, 6), st.booleans())
 def test_each_group_is_published_once_whole_and_in_order(steps: list[Step], size: int, restarts: bool) -> None:
-    database, published = NaiveDatabase(), list[Group]()
-    progress = Progress(0, serial=False)
+    database, published = NaiveDatabase(), list[RowGroup]()
+    progress = OutboxProgress(0, serial=False)
 
     def publish() -> None:
         nonlocal progress
@@ -67,7 +67,7 @@ def test_each_group_is_published_once_whole_and_in_order(steps: list[Step], size
                 published.extend(batch)
                 progress.done(batch[-1].number)
             if restarts:
-                progress = Progress(progress.published, serial=False)
+                progress = OutboxProgress(progress.published, serial=False)
             if not ready:
                 if not page.full:
                     return
@@ -94,7 +94,7 @@ def test_rows_of_unknown_transactions_are_published_once(transactions: list[tupl
         for _ in range(count):
             group = 1000 + number if known else UNKNOWN
             rows.append(OutboxRow(len(rows) + 1, group, "orders", None, None, b"", None, None))
-    progress, found, limit = Progress(0, serial=True), list[int](), size
+    progress, found, limit = OutboxProgress(0, serial=True), list[int](), size
     while True:
         left = [row for row in rows if row.id > progress.low]
         page = Page(left[:limit], len(left) >= limit, 2**62)

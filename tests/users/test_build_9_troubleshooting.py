@@ -60,7 +60,7 @@ def too_long(address: str) -> None:
 
 
 def not_open(address: str) -> None:
-    connect(address).send("orders", b"1")  # type: ignore[attr-defined]
+    connect(address).send("orders", b"1")  # type: ignore[attr-defined]  # the fault of the page
 
 
 def no_service(_: str) -> None:

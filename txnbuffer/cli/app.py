@@ -63,7 +63,7 @@ COMMANDS = {
 """Command name → its module in this package, which is imported when the command runs, and its help line."""
 
 SECTIONS = {
-    "Read and write": ("produce", "tail", "consume", "relay", "materialize"),
+    "Read and write": ("produce", "tail", "consume", "relay", "materialize", "outbox"),
     "Topics and transactions": (
         "list", "describe", "topics", "find-hanging", "abort", "groups", "streams", "cursors",
     ),

@@ -124,13 +124,13 @@ def run_command(log: LogAddress, name: str, database: str, dead_letter: str | No
 async def _publish(log: LogAddress, engine: Any, name: str, dead_letter: str | None) -> None:
     import asyncio
 
-    from txnbuffer.databases.links import Database, DatabaseLink
+    from txnbuffer.databases.links import Database, OutboxLink
     from txnbuffer.opening import connect
 
     async with client_until_signal(connect(log.address, **log.connect_options(60.0))) as (client, stop):
         if client is None:
             return
-        link = DatabaseLink(client, client, name, Database(engine, dead_letter=dead_letter))
+        link = OutboxLink(client, client, name, Database(engine, dead_letter=dead_letter))
         link.on_status(_StatusPrinter())
         stopping = asyncio.ensure_future(stop.wait())
         try:

@@ -118,7 +118,7 @@ class DatabaseLinks(Protocol):
         """Stop all publishers."""
 
 
-class _Base:
+class _AnyTransaction:
     """What both kinds of transactions share."""
 
     def __init__(self, link: DatabaseLink, connection: object | None, *, wait: bool) -> None:
@@ -141,7 +141,7 @@ class _Base:
         return self._link.client.checked(topic, rows, None, PROPERTY_BYTES)
 
 
-class SyncDatabaseTransaction(_Base):
+class SyncDatabaseTransaction(_AnyTransaction):
     """A transaction of a database that sends records; created by `SyncClient.transaction(database=…)`.
 
     Use it with `with`, in one thread. Without a connection of the application, the end of the block commits, and an
@@ -224,7 +224,7 @@ class SyncDatabaseTransaction(_Base):
         self._open().add(topic, self._checked(topic, rows), partition)
 
 
-class DatabaseTransaction(_Base):
+class DatabaseTransaction(_AnyTransaction):
     """A transaction of a database that sends records; created by `Client.transaction(database=…)`.
 
     Use it with `async with`. Without a connection of the application, the end of the block commits, and an exception

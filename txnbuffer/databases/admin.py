@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from txnbuffer.client.database_transaction import HoldBack
-from txnbuffer.databases.connections import Connection
+from txnbuffer.databases.connections import SqlConnection
 from txnbuffer.databases.dialects import KNOWN
 from txnbuffer.databases.publisher import (
     REGISTRY,
@@ -34,13 +34,13 @@ class OutboxRows:
     held_back: HoldBack | None
 
 
-def create_tables(connection: Connection) -> None:
+def create_tables(connection: SqlConnection) -> None:
     """Create the tables that are not there."""
     for statement in create_statements(connection.dialect):
         connection.execute(statement)
 
 
-def outboxes(connection: Connection) -> list[OutboxRows]:
+def outboxes(connection: SqlConnection) -> list[OutboxRows]:
     """All outboxes of a database that have rows, or had a publisher. Raises OutboxMissing, UnsafeDatabase."""
     dialect = KNOWN[connection.dialect]
     dialect.check(connection)
@@ -76,7 +76,7 @@ async def examine(log: LogClient, worker: Worker, name: str) -> Adoption:
     number = await log.committed_number(producer_of(name))
     registered = await registered_identity(log, name)
 
-    def look(connection: Connection) -> Adoption:
+    def look(connection: SqlConnection) -> Adoption:
         dialect = KNOWN[connection.dialect]
         dialect.check(connection)
         state = table_state(dialect, connection, name)
@@ -94,7 +94,7 @@ async def adopt(log: LogClient, worker: Worker, wanted: Adoption, *, republish: 
     that they are published, some of them again.
     """
 
-    def prepare(connection: Connection) -> None:
+    def prepare(connection: SqlConnection) -> None:
         dialect = KNOWN[connection.dialect]
         dialect.raise_id(connection, wanted.number)
         if republish:

@@ -33,7 +33,7 @@ AUTOCOMMIT = (
 )
 
 
-class Connection(ABC):
+class SqlConnection(ABC):
     """A connection of the database, in a transaction that the application or this package ends."""
 
     dialect: str
@@ -43,7 +43,7 @@ class Connection(ABC):
 
     @property
     def raw(self) -> Any:
-        """The connection of psycopg 3 behind it; None if there is none."""
+        """The connection of psycopg 3 behind it, or None."""
         return None
 
     @abstractmethod
@@ -76,7 +76,7 @@ def in_style(statement: str, style: str) -> str:
     raise InvalidRequest(f"drivers with the paramstyle {style!r} are not supported: use psycopg, sqlite3 or PyMySQL")
 
 
-class SqlAlchemyConnection(Connection):
+class SqlAlchemyConnection(SqlConnection):
     """A connection, or the connection of a session, of SQLAlchemy 2."""
 
     def __init__(self, connection: Any, session: Any = None) -> None:
@@ -120,7 +120,7 @@ class SqlAlchemyConnection(Connection):
         calls.append(call)
 
 
-class DjangoConnection(Connection):
+class DjangoConnection(SqlConnection):
     """A connection of Django, such as `django.db.connection`."""
 
     def __init__(self, connection: Any) -> None:
@@ -145,7 +145,7 @@ class DjangoConnection(Connection):
         self._connection.on_commit(call)
 
 
-class PsycopgConnection(Connection):
+class PsycopgConnection(SqlConnection):
     """A connection of psycopg 3."""
 
     dialect = "postgresql"
@@ -169,7 +169,7 @@ class PsycopgConnection(Connection):
             raise InvalidRequest(AUTOCOMMIT.format(" with `with connection.transaction():`"))
 
 
-class SqliteConnection(Connection):
+class SqliteConnection(SqlConnection):
     """A connection of the standard library's sqlite3."""
 
     dialect = "sqlite"
@@ -201,9 +201,9 @@ def known_dialect(name: str, what: str) -> str:
     return DIALECTS[name]
 
 
-def adapted(connection: object) -> Connection:
-    """The connection, session or database of an application. Raises InvalidRequest for what is none."""
-    if isinstance(connection, Connection):
+def adapted(connection: object) -> SqlConnection:
+    """The connection, session or database of an application. Raises InvalidRequest for anything else."""
+    if isinstance(connection, SqlConnection):
         return connection
     if isinstance(connection, sqlite3.Connection):
         return SqliteConnection(connection)
@@ -220,7 +220,7 @@ def adapted(connection: object) -> Connection:
     if is_async(thing):
         raise InvalidRequest(f"a {type(thing).__name__} needs the asyncio client: `async with connect(…) as client`")
     raise InvalidRequest(
-        f"a {type(thing).__name__} is not a connection of a database: give a connection or session of SQLAlchemy, "
+        f"a {type(thing).__name__} cannot be used as a connection: give a connection or session of SQLAlchemy, "
         "django.db.connection, or a connection of psycopg or sqlite3"
     )
 

@@ -39,7 +39,7 @@ def check_continuity(name: str, table: TableState, log: LogState) -> None:
         )
     if log.identity is not None and log.identity != table.identity:
         raise ForeignOutbox(
-            f"another table was published to the log as outbox {name!r}: this one was made anew, or belongs to another "
+            f"another table was published to the log as outbox {name!r}: this one is new, or belongs to another "
             f"database. Give it another name; if it replaces the other, {adopt}"
         )
     if log.number > table.last_id:
@@ -51,7 +51,7 @@ def check_continuity(name: str, table: TableState, log: LogState) -> None:
     if log.number < table.published:
         raise ForeignOutbox(
             f"rows of outbox {name!r} up to {table.published} were published, and the log has them up to {log.number} "
-            f"only: it is another log, or was made anew or restored. The rows between are gone: {adopt}"
+            f"only: it is another log, a new one, or was restored. The rows between are gone: {adopt}"
         )
     if log.number and log.identity is None:
         raise ForeignOutbox(

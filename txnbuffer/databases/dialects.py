@@ -14,13 +14,13 @@ MySQL       A transaction locks a row before its first id, until its commit: wri
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar, NamedTuple, TypeVar
 
+from broker_io.environment import current
 from txnbuffer.client.database_transaction import HoldBack
-from txnbuffer.databases.connections import Connection
+from txnbuffer.databases.connections import SqlConnection
 from txnbuffer.databases.groups import OutboxRow, Page
 from txnbuffer.databases.tables import NOW, OUTBOX, OUTBOXES, SEQUENCE, VERSION, VERSIONS
 from txnbuffer.errors import InvalidRequest, OutboxMissing, UnsafeDatabase
@@ -60,58 +60,58 @@ class Dialect(ABC):
     )
 
     @abstractmethod
-    def has_tables(self, connection: Connection) -> bool:
+    def has_tables(self, connection: SqlConnection) -> bool:
         """Whether the tables are there."""
 
     @abstractmethod
-    def check_durable(self, connection: Connection) -> None:
+    def check_durable(self, connection: SqlConnection) -> None:
         """Raises UnsafeDatabase if a commit may be lost with the power, or the database cannot be written to."""
 
     @abstractmethod
-    def insert(self, connection: Connection, outbox: str, group: int, rows: NewRows) -> None:
+    def insert(self, connection: SqlConnection, outbox: str, group: int, rows: NewRows) -> None:
         """Insert rows into the outbox, in order, as part of the transaction of the connection."""
 
     @abstractmethod
-    def group(self, connection: Connection, given: int) -> int:
+    def group(self, connection: SqlConnection, given: int) -> int:
         """The group of the rows that the connection has inserted in its transaction."""
 
     @abstractmethod
-    def last_id(self, connection: Connection) -> int:
+    def last_id(self, connection: SqlConnection) -> int:
         """The highest id that was given out."""
 
     @abstractmethod
-    def limit(self, connection: Connection) -> int:
+    def limit(self, connection: SqlConnection) -> int:
         """An id up to which no row can appear after this call."""
 
     @abstractmethod
-    def lock_keys(self, connection: Connection, hashes: Collection[int]) -> None:
+    def lock_keys(self, connection: SqlConnection, hashes: Collection[int]) -> None:
         """Lock keys, given as 32-bit hashes, until the transaction ends."""
 
     @abstractmethod
-    def home(self, connection: Connection) -> str:
+    def home(self, connection: SqlConnection) -> str:
         """What identifies this database, and not a copy of it; "" where it has nothing of the kind."""
 
     @abstractmethod
-    def take_turn(self, connection: Connection, outbox: str) -> bool:
+    def take_turn(self, connection: SqlConnection, outbox: str) -> bool:
         """Become the publisher of an outbox until the connection is closed; False while another process is."""
 
     @abstractmethod
-    def raise_id(self, connection: Connection, number: int) -> None:
+    def raise_id(self, connection: SqlConnection, number: int) -> None:
         """Give out only ids above a number from now on."""
 
     @abstractmethod
-    def renumber(self, connection: Connection, outbox: str, last: int) -> None:
+    def renumber(self, connection: SqlConnection, outbox: str, last: int) -> None:
         """Give the rows of an outbox with ids up to `last` new ids, in the same order, all or none."""
 
-    def now(self, connection: Connection) -> int:
+    def now(self, connection: SqlConnection) -> int:
         """Milliseconds since 1970 by the clock of the database."""
         return int(connection.execute(f"SELECT {NOW[self.name]}")[0][0])
 
-    def held_back(self, connection: Connection) -> HoldBack | None:
+    def held_back(self, connection: SqlConnection) -> HoldBack | None:
         """The oldest transaction that may still insert rows, where the database tells."""
         return None
 
-    def check(self, connection: Connection) -> None:
+    def check(self, connection: SqlConnection) -> None:
         """Raises OutboxMissing, and UnsafeDatabase."""
         if not self.has_tables(connection):
             raise OutboxMissing(self.missing)
@@ -123,7 +123,7 @@ class Dialect(ABC):
             )
         self.check_durable(connection)
 
-    def page(self, connection: Connection, outbox: str, low: int, rows: int) -> Page:
+    def page(self, connection: SqlConnection, outbox: str, low: int, rows: int) -> Page:
         """The first rows of the outbox with ids above `low`. Each statement must see what is committed before it."""
         limit = self.limit(connection)
         found = connection.execute(
@@ -135,7 +135,7 @@ class Dialect(ABC):
 
     key = "key"
 
-    def cut(self, connection: Connection, outbox: str, groups: Collection[int], last: int) -> set[int]:
+    def cut(self, connection: SqlConnection, outbox: str, groups: Collection[int], last: int) -> set[int]:
         """Those of the groups that have rows of this outbox after the id `last`."""
         found: set[int] = set()
         for some in _slices([*groups], SLICE):
@@ -144,7 +144,7 @@ class Dialect(ABC):
             found.update(group for (group,) in connection.execute(statement, outbox, last, *some))
         return found
 
-    def delete(self, connection: Connection, outbox: str, ids: Sequence[int], published: int) -> None:
+    def delete(self, connection: SqlConnection, outbox: str, ids: Sequence[int], published: int) -> None:
         """Delete published rows, and note the number of the last one."""
         for some in _slices(ids, SLICE):
             marks = ", ".join("?" * len(some))
@@ -180,10 +180,10 @@ class PostgreSQL(Dialect):
                 WITH ORDINALITY AS r (key, value, properties, event_time, n) ORDER BY n) AS sorted
     """  # noqa: S608 - constants
 
-    def has_tables(self, connection: Connection) -> bool:
+    def has_tables(self, connection: SqlConnection) -> bool:
         return connection.execute("SELECT to_regclass(?) IS NOT NULL", VERSIONS)[0][0] is True
 
-    def check_durable(self, connection: Connection) -> None:
+    def check_durable(self, connection: SqlConnection) -> None:
         [(replica, fsync, kind)] = connection.execute(
             "SELECT pg_is_in_recovery(), current_setting('fsync'), "
             "(SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass(?))", OUTBOX
@@ -197,18 +197,18 @@ class PostgreSQL(Dialect):
                 f"the table {OUTBOX} is not permanent, so rows may be lost: ALTER TABLE {OUTBOX} SET LOGGED"
             )
 
-    def insert(self, connection: Connection, outbox: str, group: int, rows: NewRows) -> None:
+    def insert(self, connection: SqlConnection, outbox: str, group: int, rows: NewRows) -> None:
         columns = [list(column) for column in rows[2:]]
         connection.execute(self._insert, outbox, rows.topic, rows.partition, *columns)
 
-    def group(self, connection: Connection, given: int) -> int:
+    def group(self, connection: SqlConnection, given: int) -> int:
         [(text,)] = connection.execute("SELECT split_part(current_setting(?, true), ':', 2)", self._setting)
         return int(text or 0)
 
-    def last_id(self, connection: Connection) -> int:
+    def last_id(self, connection: SqlConnection) -> int:
         return int(connection.execute(f"SELECT last_value - 1 + is_called::int FROM {SEQUENCE}")[0][0])  # noqa: S608
 
-    def limit(self, connection: Connection) -> int:
+    def limit(self, connection: SqlConnection) -> int:
         last = self.last_id(connection)
         locks = connection.execute(
             "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND classid = ?::regclass "
@@ -216,23 +216,23 @@ class PostgreSQL(Dialect):
         )  # fmt: skip
         return min([last, *(last + _signed(int(number) - last) for (number,) in locks)])
 
-    def raise_id(self, connection: Connection, number: int) -> None:
+    def raise_id(self, connection: SqlConnection, number: int) -> None:
         connection.execute(f"SELECT setval('{SEQUENCE}', greatest(last_value, ?)) FROM {SEQUENCE}", max(number, 1))  # noqa: S608
 
-    def renumber(self, connection: Connection, outbox: str, last: int) -> None:
+    def renumber(self, connection: SqlConnection, outbox: str, last: int) -> None:
         connection.execute(
             f"UPDATE {OUTBOX} SET id = new.id FROM (SELECT old.id AS before, nextval('{SEQUENCE}') AS id FROM "  # noqa: S608
             f"(SELECT id FROM {OUTBOX} WHERE outbox = ? AND id <= ? ORDER BY id) AS old) AS new "
             f"WHERE {OUTBOX}.id = new.before", outbox, last
         )  # fmt: skip
 
-    def lock_keys(self, connection: Connection, hashes: Collection[int]) -> None:
+    def lock_keys(self, connection: SqlConnection, hashes: Collection[int]) -> None:
         connection.execute(
             f"SELECT pg_advisory_xact_lock('{OUTBOX}'::regclass::oid::bigint::bit(32)::int, hash) "  # noqa: S608
             "FROM unnest(?::int[]) AS hash", sorted({_signed(number) for number in hashes})
         )  # fmt: skip
 
-    def home(self, connection: Connection) -> str:
+    def home(self, connection: SqlConnection) -> str:
         [(known,)] = connection.execute("SELECT has_function_privilege('pg_control_system()', 'execute')")
         [(number,)] = connection.execute("SELECT oid::bigint FROM pg_database WHERE datname = current_database()")
         if not known:
@@ -240,11 +240,11 @@ class PostgreSQL(Dialect):
         [(system,)] = connection.execute("SELECT system_identifier FROM pg_control_system()")
         return f"system {system}, database {number}"
 
-    def take_turn(self, connection: Connection, outbox: str) -> bool:
+    def take_turn(self, connection: SqlConnection, outbox: str) -> bool:
         statement = "SELECT pg_try_advisory_lock(?::regclass::oid::bigint::bit(32)::int, hashtext(?))"
         return connection.execute(statement, OUTBOXES, outbox)[0][0] is True
 
-    def held_back(self, connection: Connection) -> HoldBack | None:
+    def held_back(self, connection: SqlConnection) -> HoldBack | None:
         found = connection.execute(
             "SELECT l.pid, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, left(a.query, 200) "
             "FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.locktype = 'advisory' "
@@ -262,7 +262,7 @@ class _Serial(Dialect):
     begin: ClassVar[str]
     """The statement that begins a transaction for writing."""
 
-    def insert(self, connection: Connection, outbox: str, group: int, rows: NewRows) -> None:
+    def insert(self, connection: SqlConnection, outbox: str, group: int, rows: NewRows) -> None:
         records = list(zip(*rows[2:], strict=True))
         for some in _slices(records, ROWS) if len(records) > 1 else [records]:
             marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * len(some))
@@ -272,7 +272,7 @@ class _Serial(Dialect):
                 *(value for record in some for value in (outbox, group, rows.topic, rows.partition, *record)),
             )
 
-    def renumber(self, connection: Connection, outbox: str, last: int) -> None:
+    def renumber(self, connection: SqlConnection, outbox: str, last: int) -> None:
         columns = f"outbox, grp, topic, part, {self.key}, value, properties, event_time, created"
         connection.execute(self.begin)
         try:
@@ -286,13 +286,13 @@ class _Serial(Dialect):
             raise
         connection.execute("COMMIT")
 
-    def group(self, connection: Connection, given: int) -> int:
+    def group(self, connection: SqlConnection, given: int) -> int:
         return given
 
-    def limit(self, connection: Connection) -> int:
+    def limit(self, connection: SqlConnection) -> int:
         return NO_LIMIT
 
-    def lock_keys(self, connection: Connection, hashes: Collection[int]) -> None:
+    def lock_keys(self, connection: SqlConnection, hashes: Collection[int]) -> None:
         pass  # only one transaction at a time inserts rows
 
 
@@ -303,10 +303,10 @@ class SQLite(_Serial):
     checks_each = True
     begin = "BEGIN IMMEDIATE"
 
-    def has_tables(self, connection: Connection) -> bool:
+    def has_tables(self, connection: SqlConnection) -> bool:
         return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", VERSIONS))
 
-    def check_durable(self, connection: Connection) -> None:
+    def check_durable(self, connection: SqlConnection) -> None:
         [(_, _, file)] = connection.execute("SELECT * FROM pragma_database_list WHERE name = 'main'")
         if not file:
             raise UnsafeDatabase("the SQLite database is in memory, so commits do not last: give it a file")
@@ -318,19 +318,19 @@ class SQLite(_Serial):
                 "`PRAGMA synchronous = FULL` on each connection, and use the journal mode wal or delete"
             )
 
-    def last_id(self, connection: Connection) -> int:
+    def last_id(self, connection: SqlConnection) -> int:
         found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", OUTBOX)
         return int(found[0][0]) if found else 0
 
-    def raise_id(self, connection: Connection, number: int) -> None:
+    def raise_id(self, connection: SqlConnection, number: int) -> None:
         if self.last_id(connection) < number:
             connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", OUTBOX)
             connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", OUTBOX, number)
 
-    def home(self, connection: Connection) -> str:
+    def home(self, connection: SqlConnection) -> str:
         return ""
 
-    def take_turn(self, connection: Connection, outbox: str) -> bool:
+    def take_turn(self, connection: SqlConnection, outbox: str) -> bool:
         raise InvalidRequest("publishers of SQLite take turns by a file")
 
 
@@ -341,11 +341,11 @@ class MySQL(_Serial):
     key = "`key`"
     begin = "START TRANSACTION"
 
-    def has_tables(self, connection: Connection) -> bool:
+    def has_tables(self, connection: SqlConnection) -> bool:
         statement = "SELECT 1 FROM information_schema.tables WHERE table_schema = database() AND table_name = ?"
         return bool(connection.execute(statement, VERSIONS))
 
-    def check_durable(self, connection: Connection) -> None:
+    def check_durable(self, connection: SqlConnection) -> None:
         [(flush, binlog, sync, replica)] = connection.execute(
             "SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog, @@read_only"
         )
@@ -357,25 +357,25 @@ class MySQL(_Serial):
                 "set both to 1"
             )
 
-    def insert(self, connection: Connection, outbox: str, group: int, rows: NewRows) -> None:
+    def insert(self, connection: SqlConnection, outbox: str, group: int, rows: NewRows) -> None:
         connection.execute(f"SELECT version FROM {VERSIONS} FOR UPDATE")  # noqa: S608
         super().insert(connection, outbox, group, rows)
 
-    def last_id(self, connection: Connection) -> int:
+    def last_id(self, connection: SqlConnection) -> int:
         statement = (
             "SELECT auto_increment - 1 FROM information_schema.tables "
             "WHERE table_schema = database() AND table_name = ?"
         )
         return int(connection.execute(statement, OUTBOX)[0][0] or 0)
 
-    def raise_id(self, connection: Connection, number: int) -> None:
+    def raise_id(self, connection: SqlConnection, number: int) -> None:
         if self.last_id(connection) < number:
             connection.execute(f"ALTER TABLE {OUTBOX} AUTO_INCREMENT = {number + 1:d}")
 
-    def home(self, connection: Connection) -> str:
+    def home(self, connection: SqlConnection) -> str:
         return ""
 
-    def take_turn(self, connection: Connection, outbox: str) -> bool:
+    def take_turn(self, connection: SqlConnection, outbox: str) -> bool:
         return bool(connection.execute("SELECT GET_LOCK(?, 0)", f"txnbuffer {outbox}"[:64])[0][0])
 
 
@@ -391,7 +391,7 @@ def _slices(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 def new_group() -> int:
     """A group that no other transaction has."""
-    return random.SystemRandom().getrandbits(62)
+    return 1 + current().randomness.below(2**62)
 
 
 KNOWN: dict[str, Dialect] = {dialect.name: dialect for dialect in (PostgreSQL(), SQLite(), MySQL())}

@@ -30,7 +30,7 @@ class OutboxRow(NamedTuple):
     event_time: int | None
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """The rows of one transaction of the database, in the order of their ids."""
 
     rows: Sequence[OutboxRow]
@@ -52,7 +52,7 @@ class Page(NamedTuple):
     limit: int
 
 
-class Progress:
+class OutboxProgress:
     """How far an outbox is published, from what its publisher has read.
 
     `serial`: ids are in the order of commits, so no row up to `published` is unpublished.
@@ -65,7 +65,7 @@ class Progress:
         self.low = 0
         """All rows up to this id are published."""
 
-    def ready(self, page: Page, cut: Callable[[Collection[int], int], Collection[int]]) -> list[Group]:
+    def ready(self, page: Page, cut: Callable[[Collection[int], int], Collection[int]]) -> list[RowGroup]:
         """The whole groups of a page that may be published now, in order.
 
         `cut(groups, id)`: those of the groups that have rows after this id; asked about a full page only.
@@ -82,7 +82,7 @@ class Progress:
         if page.full and page.rows[-1].group == UNKNOWN:
             cut_groups.add(run)
         left = {name: rows for name, rows in groups.items() if rows[-1].id > self.published or name in cut_groups}
-        ready = [Group(rows) for name, rows in left.items() if rows[-1].id <= page.limit and name not in cut_groups]
+        ready = [RowGroup(rows) for name, rows in left.items() if rows[-1].id <= page.limit and name not in cut_groups]
         first = min((rows[0].id for rows in left.values()), default=None)
         self.low = max(self.low, min(page.limit, last) if first is None else min(page.limit, first - 1))
         return sorted(ready, key=lambda group: group.number)
@@ -92,9 +92,9 @@ class Progress:
         self.published = max(self.published, number)
 
 
-def batches(groups: Sequence[Group], rows: int) -> list[Sequence[Group]]:
+def batches(groups: Sequence[RowGroup], rows: int) -> list[Sequence[RowGroup]]:
     """Cut groups into batches of about `rows` rows; each is published as one transaction."""
-    found: list[list[Group]] = []
+    found: list[list[RowGroup]] = []
     size = rows
     for group in groups:
         if size >= rows:

@@ -15,7 +15,7 @@ from txnbuffer.checks import check_flag
 from txnbuffer.client.base import BaseClient
 from txnbuffer.client.database_transaction import AsyncSqlTransaction, OutboxStatus, SqlTransaction
 from txnbuffer.client.lifecycle import cancel
-from txnbuffer.databases.notices import Listener
+from txnbuffer.databases.notices import NoticeListener
 from txnbuffer.databases.outbox import MAX_BYTES, Lock, Outbox
 from txnbuffer.databases.publisher import LogClient, OnStatus, Publisher
 from txnbuffer.databases.transaction import (
@@ -46,7 +46,7 @@ class Database:
     dead_letter: str | None = None
 
 
-class DatabaseLink:
+class OutboxLink:
     """A database of a client: its outbox, and its publisher if this client publishes."""
 
     def __init__(self, client: BaseClient, log: LogClient, name: str, options: Database) -> None:
@@ -57,12 +57,12 @@ class DatabaseLink:
         self.publisher: Publisher | None = None
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
-        self._listener: Listener | None = None
+        self._listener: NoticeListener | None = None
         if check_flag(options.publish, "publish"):
             worker = worker_for(options.database)
             self.publisher = Publisher(log, name, worker, dead_letter=options.dead_letter)
             self.outbox.wakers.append(self._committed)
-            self._listener = Listener(options.database, name, self._wake)
+            self._listener = NoticeListener(options.database, name, self._wake)
             self._listener.start()
             self._task = self._loop.create_task(self._run(self.publisher), name=f"outbox {name}")
 
@@ -145,12 +145,12 @@ class Databases:
     """The databases of a client, by name."""
 
     def __init__(self, client: BaseClient, log: LogClient, databases: Mapping[str, Any]) -> None:
-        self._links: dict[str, DatabaseLink] = {}
+        self._links: dict[str, OutboxLink] = {}
         for name, given in databases.items():
             options = given if isinstance(given, Database) else Database(given)
-            self._links[name] = DatabaseLink(client, log, name, options)
+            self._links[name] = OutboxLink(client, log, name, options)
 
-    def link(self, name: str) -> DatabaseLink:
+    def link(self, name: str) -> OutboxLink:
         """The database with this name. Raises InvalidRequest if there is none, and OutboxStopped."""
         found = self._links.get(name)
         if found is None:

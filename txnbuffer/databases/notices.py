@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from txnbuffer.databases.connections import Connection
+from broker_io.environment import Thread, current
+from txnbuffer.databases.connections import SqlConnection
 from txnbuffer.databases.worker import ThreadWorker, is_async_engine, opened
 
 LOG = logging.getLogger("txnbuffer.databases")
@@ -26,7 +26,7 @@ AGAIN_SECONDS = 5.0
 """Seconds before a new connection, after one was lost."""
 
 
-def notify(connection: Connection, outbox: str) -> None:
+def notify(connection: SqlConnection, outbox: str) -> None:
     """Tell the publisher of an outbox to look at the table, once the connection's transaction commits."""
     connection.execute("SELECT pg_notify(?, ?)", CHANNEL, outbox)
 
@@ -37,7 +37,7 @@ class Notifier:
     def __init__(self, database: Any, outbox: str) -> None:
         self._worker = ThreadWorker(database)
         self._outbox = outbox
-        self._pending = threading.Event()
+        self._pending = current().threads.event()
 
     def notify(self) -> None:
         """Notify soon; commits that follow each other closely have one notice."""
@@ -45,21 +45,21 @@ class Notifier:
             self._pending.set()
             self._worker.submit(self._notify)
 
-    def _notify(self, connection: Connection) -> None:
+    def _notify(self, connection: SqlConnection) -> None:
         self._pending.clear()
         if connection.dialect == "postgresql":
             notify(connection, self._outbox)
 
 
-class Listener:
+class NoticeListener:
     """Calls a function, from any thread, when another process notifies an outbox."""
 
     def __init__(self, database: Any, outbox: str, call: Callable[[], None]) -> None:
         self._database = database
         self._outbox = outbox
         self._call = call
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._closed = current().threads.event()
+        self._thread: Thread | None = None
 
     @property
     def possible(self) -> bool:
@@ -69,7 +69,7 @@ class Listener:
     def start(self) -> None:
         """Begin to listen."""
         if self.possible and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="txnbuffer-listener", daemon=True)
+            self._thread = current().threads.thread(self._run, name="txnbuffer-listener", daemon=True)
             self._thread.start()
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from txnbuffer.checks import check_name
 from txnbuffer.client.path.send_columns import EventTime, Key, Properties, SendColumns, deletion, many_rows, one_row
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.topic_names import check_topic
-from txnbuffer.databases.connections import Connection, adapted
+from txnbuffer.databases.connections import SqlConnection, adapted
 from txnbuffer.databases.dialects import KNOWN, Dialect, NewRows, new_group
 from txnbuffer.databases.groups import UNKNOWN
 from txnbuffer.databases.notices import Notifier, notify
@@ -119,7 +119,7 @@ class Outbox:
         """Add a record that deletes a key. Errors as in `add`."""
         self.add_rows(adapted(connection), topic, deletion(key, properties), None)
 
-    def add_rows(self, connection: Connection, topic: str, rows: SendColumns, partition: int | None) -> int:
+    def add_rows(self, connection: SqlConnection, topic: str, rows: SendColumns, partition: int | None) -> int:
         """Internal: add records whose columns have been checked; return their group for `Dialect.group`."""
         if is_internal(check_topic(topic)):
             raise InvalidTopicName(
@@ -136,7 +136,7 @@ class Outbox:
             notify(connection, self.name)
         return group
 
-    def _group(self, connection: Connection, dialect: Dialect) -> int:
+    def _group(self, connection: SqlConnection, dialect: Dialect) -> int:
         """The group of the connection's transaction, 0 if nothing tells when that ends; check the database before."""
         identity = connection.identity
         if identity is not None and (known := self._groups.get(identity)) is not None:

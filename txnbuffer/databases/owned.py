@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from txnbuffer.databases.connections import Connection, is_django
+from txnbuffer.databases.connections import SqlConnection, is_django
 
 
 class OwnTransaction(ABC):
@@ -24,10 +24,10 @@ class OwnTransaction(ABC):
         """Roll back, and close the connection. Raises nothing if the connection is broken."""
 
 
-class OwnedConnection(Connection):
+class OwnedConnection(SqlConnection):
     """The adapted connection of an own transaction, whose end this package knows exactly."""
 
-    def __init__(self, inner: Connection) -> None:
+    def __init__(self, inner: SqlConnection) -> None:
         self._inner = inner
         self.dialect, self.style = inner.dialect, inner.style
         self.identity = self
@@ -49,7 +49,7 @@ class OwnedConnection(Connection):
             call()
 
 
-class _Engine(OwnTransaction):
+class _EngineTransaction(OwnTransaction):
     def __init__(self, engine: Any) -> None:
         self.connection = engine.connect()
         try:
@@ -68,9 +68,9 @@ class _Engine(OwnTransaction):
         self.connection.close()  # rolls back
 
 
-class _Django(OwnTransaction):
+class _DjangoTransaction(OwnTransaction):
     def __init__(self, database: Any) -> None:
-        from django.db import connections, transaction  # type: ignore[import-untyped]
+        from django.db import connections, transaction  # type: ignore[import-untyped]  # Django has no types
 
         self.connection = connections[database.alias]  # that of this thread
         self._atomic = transaction.atomic(using=database.alias)
@@ -83,7 +83,7 @@ class _Django(OwnTransaction):
         self._atomic.__exit__(RuntimeError, RuntimeError("the block failed"), None)
 
 
-class _Raw(OwnTransaction):
+class _RawTransaction(OwnTransaction):
     """A new connection of psycopg or sqlite3, which is closed at the end."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -107,5 +107,5 @@ class _Raw(OwnTransaction):
 def own_transaction(database: Any) -> OwnTransaction:
     """Begin a transaction on a connection of its own."""
     if hasattr(database, "connect") and hasattr(database, "dialect"):
-        return _Engine(database)
-    return _Django(database) if is_django(database) else _Raw(database)
+        return _EngineTransaction(database)
+    return _DjangoTransaction(database) if is_django(database) else _RawTransaction(database)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,15 +17,16 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from broker_io.environment import current
 from broker_io.errors import Error, InvalidMessage, MessageTooLarge, TopicNotFound
 from txnbuffer.client.database_transaction import OutboxStatus
 from txnbuffer.client.reading.async_reader import AsyncReader
 from txnbuffer.client.reading.starts import Until
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.databases.connections import Connection
+from txnbuffer.databases.connections import SqlConnection
 from txnbuffer.databases.continuity import LogState, TableState, check_continuity
 from txnbuffer.databases.dialects import KNOWN, Dialect
-from txnbuffer.databases.groups import Group, OutboxRow, Progress, batches
+from txnbuffer.databases.groups import OutboxProgress, OutboxRow, RowGroup, batches
 from txnbuffer.databases.tables import OUTBOX, OUTBOXES
 from txnbuffer.databases.worker import FileTurn, Worker
 from txnbuffer.errors import Fenced, ForeignOutbox, NotAuthorized, OutboxMissing, UnsafeDatabase
@@ -80,13 +80,13 @@ def producer_of(name: str) -> str:
     return f"outbox {name}"
 
 
-def table_state(dialect: Dialect, connection: Connection, outbox: str) -> TableState:
+def table_state(dialect: Dialect, connection: SqlConnection, outbox: str) -> TableState:
     """What the table says about an outbox, which gets its identity here if it is new."""
     home = dialect.home(connection)
     statement = f"SELECT identity, home, published FROM {OUTBOXES} WHERE outbox = ?"  # noqa: S608 - a constant
     if not (found := connection.execute(statement, outbox)):
         insert = f"INSERT INTO {OUTBOXES} (outbox, identity, home, published) VALUES (?, ?, ?, 0)"  # noqa: S608
-        connection.execute(insert, outbox, secrets.token_hex(16), home)
+        connection.execute(insert, outbox, current().randomness.token(16).hex(), home)
         found = connection.execute(statement, outbox)
     [(identity, made_in, published)] = found
     return TableState(identity, made_in, home, dialect.last_id(connection), published)
@@ -123,7 +123,7 @@ class Publisher:
         self._producer = producer_of(name)
         self._turn = FileTurn()
         self._dialect: Dialect
-        self._progress: Progress
+        self._progress: OutboxProgress
         self._identity = ""
         self._registered = False
         self._deletable: list[int] = []
@@ -183,7 +183,7 @@ class Publisher:
     # Begin
 
     async def _take_turn(self) -> None:
-        def take(connection: Connection) -> bool:
+        def take(connection: SqlConnection) -> bool:
             self._dialect = KNOWN[connection.dialect]
             self._dialect.check(connection)
             if connection.dialect == "sqlite":
@@ -203,7 +203,7 @@ class Publisher:
         self._registered = log.identity is not None
         self._identity = table.identity
         self._deletable = []
-        self._progress = Progress(number, serial=self._dialect.serial)
+        self._progress = OutboxProgress(number, serial=self._dialect.serial)
         await self._note_published(number, 0)
 
     # Publish
@@ -214,7 +214,7 @@ class Publisher:
             self._woken.clear()
             low, size = self._progress.low, rows
 
-            def ready(connection: Connection, low: int = low, size: int = size) -> tuple[list[Group], bool, bool]:
+            def ready(connection: SqlConnection, low: int = low, size: int = size) -> tuple[list[RowGroup], bool, bool]:
                 page = self._dialect.page(connection, self._name, low, size)
                 groups = self._progress.ready(page, partial(self._dialect.cut, connection, self._name))
                 return groups, page.full, bool(page.rows)
@@ -246,7 +246,7 @@ class Publisher:
                 return True
         return False
 
-    async def _publish(self, batch: Sequence[Group]) -> None:
+    async def _publish(self, batch: Sequence[RowGroup]) -> None:
         """Publish groups as one transaction; one by one if that fails because of one of them."""
         try:
             await self._send([row for group in batch for row in group.rows], batch[-1].number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from txnbuffer.client.path.send_columns import SendColumns
-from txnbuffer.databases.connections import Connection, SqlAlchemyConnection, adapted, is_async
+from txnbuffer.databases.connections import SqlAlchemyConnection, SqlConnection, adapted, is_async
 from txnbuffer.databases.dialects import KNOWN
 from txnbuffer.databases.outbox import Outbox
 from txnbuffer.databases.owned import OwnedConnection, OwnTransaction, own_transaction
@@ -19,7 +19,7 @@ NEEDS_ASYNC = "the asyncio client needs an AsyncEngine of SQLAlchemy for {!r}, o
 NEEDS_SYNC = "an AsyncEngine needs the asyncio client: `async with connect(…) as client`"
 
 
-def group_of(sql: Connection, given: int) -> int:
+def group_of(sql: SqlConnection, given: int) -> int:
     """The group of rows that were inserted in the transaction of a connection; 0 if there are none."""
     return KNOWN[sql.dialect].group(sql, given) if given else 0
 

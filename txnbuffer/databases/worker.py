@@ -6,21 +6,19 @@ A synchronous connection lives in a thread of its own. Each statement commits by
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import os
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
+from broker_io.environment import File, current
 from txnbuffer.databases.connections import (
-    Connection,
     DjangoConnection,
     PsycopgConnection,
     SqlAlchemyConnection,
+    SqlConnection,
     adapted,
     is_django,
 )
@@ -35,7 +33,7 @@ class Worker(ABC):
     """A connection that runs functions one after another."""
 
     @abstractmethod
-    async def run(self, function: Callable[[Connection], Result]) -> Result:
+    async def run(self, function: Callable[[SqlConnection], Result]) -> Result:
         """Call the function with the connection; opens it first if there is none. Raises what the database raises."""
 
     @abstractmethod
@@ -48,25 +46,25 @@ class ThreadWorker(Worker):
 
     def __init__(self, database: Any) -> None:
         self._database = database
-        self._thread = ThreadPoolExecutor(1, "txnbuffer-outbox")
-        self._connection: Connection | None = None
+        self._thread = current().threads.executor(1, "txnbuffer-outbox")
+        self._connection: SqlConnection | None = None
         self._opened = ExitStack()
 
-    async def run(self, function: Callable[[Connection], Result]) -> Result:
+    async def run(self, function: Callable[[SqlConnection], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, function)
 
-    def _run(self, function: Callable[[Connection], Result]) -> Result:
+    def _run(self, function: Callable[[SqlConnection], Result]) -> Result:
         if self._connection is None:
             with ExitStack() as opening:
                 self._connection = opened(self._database, opening)
                 self._opened = opening.pop_all()
         return function(self._connection)
 
-    def submit(self, function: Callable[[Connection], object]) -> None:
+    def submit(self, function: Callable[[SqlConnection], object]) -> None:
         """Call the function with the connection, soon; errors close the connection and are logged."""
         self._thread.submit(self._try, function)
 
-    def _try(self, function: Callable[[Connection], object]) -> None:
+    def _try(self, function: Callable[[SqlConnection], object]) -> None:
         try:
             self._run(function)
         except Exception as error:
@@ -88,7 +86,7 @@ class AsyncWorker(Worker):
         self._engine = engine
         self._connection: Any = None
 
-    async def run(self, function: Callable[[Connection], Result]) -> Result:
+    async def run(self, function: Callable[[SqlConnection], Result]) -> Result:
         if self._connection is None:
             connection = await self._engine.connect()
             self._connection = await connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -111,7 +109,7 @@ def is_async_engine(database: Any) -> bool:
     return hasattr(database, "sync_engine")
 
 
-def opened(database: Any, opening: ExitStack) -> Connection:
+def opened(database: Any, opening: ExitStack) -> SqlConnection:
     """A connection of its own to the database, which commits each statement by itself."""
     if hasattr(database, "connect") and hasattr(database, "dialect"):
         connection = database.connect().execution_options(isolation_level="AUTOCOMMIT")
@@ -119,7 +117,7 @@ def opened(database: Any, opening: ExitStack) -> Connection:
         connection.detach()  # it is kept open for long, so it must not count in the pool
         return SqlAlchemyConnection(connection)
     if is_django(database):
-        from django.db import connections  # type: ignore[import-untyped]
+        from django.db import connections  # type: ignore[import-untyped]  # Django has no types
 
         own = connections[database.alias]  # that of this thread
         opening.callback(own.close)
@@ -143,24 +141,18 @@ class FileTurn:
     """The lock of the publisher of an SQLite database: a file beside the database."""
 
     def __init__(self) -> None:
-        self._file: int | None = None
+        self._file: File | None = None
 
-    def take(self, connection: Connection, outbox: str) -> bool:
+    def take(self, connection: SqlConnection, outbox: str) -> bool:
         """Lock the file; False while another process has it."""
         if self._file is None:
             [(path,)] = connection.execute("SELECT file FROM pragma_database_list WHERE name = 'main'")
             name = "".join(letter if letter.isalnum() else "_" for letter in outbox)
-            file = os.open(f"{path}-outbox-{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(file)
-                return False
-            self._file = file
-        return True
+            self._file = current().disk.lock(f"{path}-outbox-{name}")
+        return self._file is not None
 
     def give_up(self) -> None:
         """Unlock the file."""
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None

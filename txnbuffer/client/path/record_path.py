@@ -1,7 +1,7 @@
 """How the records of a session get into the logs of their topics: through the service, or straight to the cluster
 
 A transaction that takes the `ServicePath` collects its records until it commits, as long as they are few
-(`session_requests.py`). An `Outbox` takes the records of many transactions for a topic, and makes a send of them. A
+(`session_requests.py`). A `SendQueue` takes the records of many transactions for a topic, and makes a send of them. A
 `RecordPath` has the outboxes of all topics. There they wait until their topic is registered. A `ServicePath` puts the
 sends into the frames of the session, and is pure. A `DirectPath` (`writers.py`) appends them to the topics of a
 cluster; the service then gets only the other requests.
@@ -102,7 +102,7 @@ as_flight = maker(SendInFlight)
 ONE_VERSION = Labels.constant(str(PROTOCOL_VERSION), 1)
 
 
-class Outbox:
+class SendQueue:
     """Queued records of one topic: all transactional, or all ordinary."""
 
     def __init__(self, topic: str) -> None:
@@ -250,8 +250,8 @@ class SendTopic:
         self.registered = False
         self.asked = False
         self.in_flight = 0
-        self.transactional = Outbox(name)
-        self.ordinary = Outbox(name)
+        self.transactional = SendQueue(name)
+        self.ordinary = SendQueue(name)
         self.sealed: deque[SendInFlight] = deque()
         self.collecting: dict[int, OpenTransaction] = {}
 
