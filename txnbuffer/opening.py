@@ -49,10 +49,10 @@ def connect(
         with connect("file:data") as client: ...          # sync: a SyncClient
 
     - `address`: `memory:` or `file:DIR` opens a log in this process and locks it until the client is closed.
-      `txnbuf://HOST:PORT` is a service that owns a log; `txnbuf://HOST:PORT,HOST:PORT` is a pair of services, of which
-      the client uses the live one. `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a Pulsar cluster; it
-      needs a running service (`txnbuf serve`) that records which transactions committed.
-    - `serializer`: converts values to bytes, else bytes or text: one, such as `JsonSerializer()`, or one for each topic.
+      `txnbuf://HOST:PORT` is a service that owns a log; `txnbuf://HOST:PORT,HOST:PORT` a pair of services.
+      `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a Pulsar cluster; it needs a running service
+      (`txnbuf serve`) that records which transactions committed.
+    - `serializer`: converts values that are not bytes or text: `JsonSerializer()`, or a mapping by topic, for example.
     - `deserializers`: convert what readers and handlers get, for example `JsonDeserializer()`; one, or a mapping.
     - `read_only`: the client has readers, `topics` and `last_visible`; everything else raises ReadOnly. It writes
       nothing and locks nothing, for a log that another process owns, or that nobody may change.
@@ -64,7 +64,7 @@ def connect(
     - `token`, `token_file`: who this client is: a token, a function that returns one, or a file with it. The function
       is called, and the file read, for each connection, so a token can be renewed. A token is not sent to another
       machine without TLS. On a cluster, the token of `broker_options` is used if none is given here.
-    - `databases`: by name, for `client.transaction(database=…)`; what they may be, `Database` says.
+    - `databases`: by name, for `client.transaction(database=…)`; see `Database`.
     - `progress`: called with a `Progress` while the log opens and its state is recovered, which may take seconds.
 
     Only for a cluster:
@@ -76,8 +76,7 @@ def connect(
     - `batching`: "messages" sends each record as one message. "records" packs records that are sent together into
       record sets, which is many times faster; only readers of this package can read them. Each send can override it.
 
-    Raises InvalidAddress and InvalidRequest for invalid arguments. Entering the block raises ServiceUnavailable, and
-    the errors of opening a log or a cluster.
+    Raises InvalidAddress and InvalidRequest. Entering the block raises the errors of opening a log or a cluster.
     """
     access = ServiceAccess(tls_ca, tls_cert, tls_key, token, token_file)
     cluster = ClusterOptions.of(service, broker_options, schemas).at(address)

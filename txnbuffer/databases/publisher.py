@@ -119,7 +119,7 @@ class Publisher:
         self._client = client
         self._name = name
         self._worker = worker
-        self._dead_letter = dead_letter
+        self._rejects = dead_letter
         self._producer = producer_of(name)
         self._turn = FileTurn()
         self._dialect: Dialect
@@ -255,9 +255,9 @@ class Publisher:
                 for group in batch:
                     await self._publish([group])
                 return
-            if self._dead_letter is None:
+            if self._rejects is None:
                 raise
-            rows = [_dead(row, error, self._dead_letter) for row in batch[0].rows]
+            rows = [_dead(row, error, self._rejects) for row in batch[0].rows]
             await self._send(rows, batch[0].number)
         await self._note_published(batch[-1].number, sum(len(group.rows) for group in batch))
         self._deletable += [row.id for group in batch for row in group.rows]
