@@ -147,7 +147,7 @@ class FileTurn:
         """Lock the file; False while another process has it."""
         if self._file is None:
             [(path,)] = connection.execute("SELECT file FROM pragma_database_list WHERE name = 'main'")
-            name = "".join(letter if letter.isalnum() else "_" for letter in outbox)
+            name = "".join(one if one.isalnum() else "_" for one in outbox)
             self._file = current().disk.lock(f"{path}-outbox-{name}")
         return self._file is not None
 
