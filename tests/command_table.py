@@ -89,6 +89,8 @@ ROWS: tuple[Row, ...] = (
     Row("consume {a} orders --group new --until-end", *[(0, "orders")] * 3),
     Row("relay {a} orders copy --no-follow", *[(0, "records")] * 3),
     Row("materialize {a} orders sqlite:{files}/table --to now", *[(0, "orders")] * 3),
+    Row("outbox adopt {a} shop --database sqlite:///{files}/none", *[(2, "has no tables of txnbuffer")] * 3),
+    Row("outbox run {a} shop --database sqlite:///{files}/none", *[(2, "has no tables of txnbuffer")] * 3),
     Row("pipeline audit {a} {files}", *[(2, "there is no export at")] * 3),
     Row("pipeline compact {a}", (0, "no topic has a policy"), *[(2, NO_DIRECTORY)] * 2),
     Row("pipeline export {a} {files}/out --conf nothing", *[(2, CONF)] * 3),
