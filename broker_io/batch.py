@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Blobs:
+class Blobs(Sequence["bytes | None"]):
     """A column of byte strings, each of which may be absent.
 
     `data[offsets[i]:offsets[i + 1]]` is the i-th string; `absent` is a mask, or None if all are present.
@@ -90,7 +90,15 @@ class Blobs:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, index: int) -> bytes | None:
+    @overload
+    def __getitem__(self, index: int) -> bytes | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Blobs: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | Blobs | None:
+        if isinstance(index, slice):
+            return self.take(index)
         if self.absent is not None and self.absent[index]:
             return None
         return bytes(self.data[int(self.offsets[index]) : int(self.offsets[index + 1])])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
 
-from txnbuffer import JsonDeserializer, JsonSerializer, SyncClient, UndecodableValue, connect
+from txnbuffer import InvalidMessage, JsonDeserializer, JsonSerializer, SyncClient, UndecodableValue, connect
 from txnbuffer.errors import InvalidRequest
 
 
@@ -134,3 +134,23 @@ def test_a_table_needs_an_end(client: SyncClient) -> None:
     send(client, 1)
     with client.reader("orders") as reader, pytest.raises(InvalidRequest, match="a table needs an end"):
         reader.arrow_batches()
+
+
+def test_columns_of_a_batch_can_be_sent_again(client: SyncClient) -> None:
+    send(client, {"price": 1}, [2], "three")
+    with client.reader("orders", until="now") as reader:
+        [batch] = reader.batches()
+    columns = batch.messages
+    assert isinstance(columns.values, Sequence)
+    with client.transaction() as txn:
+        txn.send_many("copies", columns.values, keys=columns.keys)
+        txn.send_many("copies", columns.values[1:], keys=columns.keys[1:])
+    with client.reader("copies", until="now") as reader:
+        found = [(record.key, record.value) for record in reader.records()]
+    everything = [(b"k0", {"price": 1}), (b"k1", [2]), (b"k2", "three")]
+    assert found == [*everything, *everything[1:]]
+    client.delete("orders", "k0")
+    with client.reader("orders", until="now") as reader:
+        [batch] = reader.batches()
+    with client.transaction() as txn, pytest.raises(InvalidMessage, match="call delete"):
+        txn.send_many("copies", batch.messages.values, keys=batch.messages.keys)

@@ -155,3 +155,28 @@ def test_a_group_of_the_command_line_consumes_and_seeks_all_partitions(cluster: 
         assert (refused.returncode, "give a start for each partition" in refused.stderr) == (2, True), refused.stderr
         assert json.loads(seek("end").stdout)
         assert consume("--idle", "3") == []
+
+
+def stored(client: SyncClient) -> list[bytes]:
+    """All records of the topic, also those of open transactions."""
+    with client.reader("wide", isolation="read_uncommitted", until="now") as reader:
+        return [record.value for record in reader.records()]
+
+
+def test_a_reader_until_now_ends_before_what_an_open_transaction_holds_back(cluster: Cluster, namespace: str) -> None:
+    with beside_a_service(cluster, namespace) as client:
+        with client.transaction() as txn:
+            txn.send_many("wide", KEYS, keys=KEYS)
+            txn.commit(wait_visible=True)
+        with client.transaction() as held:
+            held.send("wide", b"held", partition=1)
+            eventually(lambda: b"held" in stored(client))
+            client.send("wide", b"behind it", partition=1)
+            client.send("wide", b"free", partition=2)
+            with client.reader("wide", until="now") as reader:
+                found = sorted(record.value.decode() for record in reader.records())
+                assert [one.messages for one in reader.held_back()] == [1]
+            assert found == sorted([*KEYS, "free"])
+            held.abort()
+        table = client.read_table("wide", columns=["value"], decode={"value": "text"})
+        assert sorted(table["value"].to_pylist()) == sorted([*KEYS, "free", "behind it"])

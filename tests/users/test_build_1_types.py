@@ -167,6 +167,11 @@ open_broker("file:x", segment_byte=1)
 open_broker("file:x", segment_bytes="1")
 open_broker("file:x", segment_bytes=1, hashing="java")
 serve_broker(open_broker("file:x"), limit=1)
+connect("file:x").open_sync().reader("orders", start="start")
+connect("file:x").open_sync().reader("orders", until="end")
+connect("file:x").open_sync().reader("orders", isolation="committed")
+connect("file:x").open_sync().stream("orders", to="end")
+connect("file:x").open_sync().transaction(database="shop", number=1)
 def order(txn) -> None: ...
 """
 """Each line after the first import is a type error, so options are typed and `txnbuffer` is a typed package."""
@@ -185,7 +190,7 @@ def test_published_code_passes_mypy_strict_and_wrong_calls_do_not(tmp_path: Path
     (tmp_path / "wrong.py").write_text(WRONG)
     lines = mypy(tmp_path, "wrong.py", *places).stdout.splitlines()
     wrong = [found[1] for line in lines if (found := re.match(r"wrong\.py:(\d+): error", line))]
-    assert {*map(int, wrong)} == {*range(3, 12)}
+    assert {*map(int, wrong)} == {*range(3, 17)}
     others = [line for line in lines if not line.startswith("wrong.py:")]
     assert others == [], [re.sub(r"^(\w+\.py):", lambda file: f"{places[file[1]]} line ", line) for line in others]
 

@@ -33,7 +33,8 @@ class HeldBack(NamedTuple):
     def __str__(self) -> str:
         since = "" if self.since is None else f" since {time_text(self.since)}"
         until = "" if self.until is None else f", until {time_text(self.until)} at the latest"
-        held = f"topic {self.topic!r}: {self.messages} messages are held back by open transaction {self.txn}"
+        count = f"{self.messages} message{' is' if self.messages == 1 else 's are'}"
+        held = f"topic {self.topic!r}: {count} held back by open transaction {self.txn}"
         return f"{held}{since}{until}"
 
     def as_json(self) -> dict[str, str | int | None]:

@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Set
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -19,7 +19,7 @@ from txnbuffer.cli.options import LogAddress, given, log_options
 from txnbuffer.cli.output import escaped, has_style, narrate, output_option, plain, show_line
 from txnbuffer.client.reading.reader import ISOLATIONS, CommittedReader
 from txnbuffer.client.reading.records import Record
-from txnbuffer.client.reading.starts import WORDS, Seqno, Start
+from txnbuffer.client.reading.starts import WORDS, Isolation, Seqno, Start
 from txnbuffer.client.streams.streams import Rollback
 from txnbuffer.client.streams.tokens import FileTokens
 from txnbuffer.model import Position, TxnId
@@ -52,7 +52,7 @@ def tail_command(
     log: LogAddress,
     topics: tuple[str, ...],
     start: str,
-    isolation: str,
+    isolation: Isolation,
     last: int | None,
     limit: int | None,
     follow: bool,
@@ -126,7 +126,7 @@ def _logs(broker: Broker, topics: tuple[str, ...]) -> list[str]:
     return names
 
 
-def start_of_last(broker: Broker, topic: str, count: int, isolation: str) -> Start:
+def start_of_last(broker: Broker, topic: str, count: int, isolation: Isolation) -> Start:
     """The start from which a reader returns the last `count` records of a topic. Reads little more than these."""
     messages = count
     while count:
@@ -195,7 +195,7 @@ def records(log: LogAddress, topic: str, start: str, tokens: str | None, *, foll
     """
     from_ = "now" if start == "end" else start
     store = None if tokens is None else FileTokens(tokens)
-    to = None if follow else "now"
+    to: Literal["now"] | None = None if follow else "now"
     with (
         connect(log.address, **log.connect_options()) as client,
         client.stream(topic, from_=from_, to=to, store=store) as stream,

@@ -24,7 +24,7 @@ from txnbuffer.client.producer_names import ProducerNames
 from txnbuffer.client.reading.async_reader import AsyncReader
 from txnbuffer.client.reading.reader import EndsBy, read_table, unknown_end
 from txnbuffer.client.reading.records import Decode
-from txnbuffer.client.reading.starts import Start, Until
+from txnbuffer.client.reading.starts import Isolation, Start, Until
 from txnbuffer.client.serializers import Deserializers, Serializer, Serializers
 from txnbuffer.client.session.session import CLOSED, ClientSession, ShardSessions
 from txnbuffer.client.topic_names import check_topic
@@ -107,7 +107,7 @@ class BaseClient:
         *,
         start: Start | Mapping[str, Start] = "beginning",
         until: Until | Mapping[str, Until] | None = None,
-        isolation: str = "read_committed",
+        isolation: Isolation = "read_committed",
         wait: bool = False,
     ) -> AsyncReader:
         """Return an asyncio reader of committed records. The arguments and errors are those of CommittedReader."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from broker_io.port import Broker
 from txnbuffer.checks import (
@@ -355,7 +355,7 @@ class Client(BaseClient):
         topic: str,
         *,
         from_: str | ResumeToken = "beginning",
-        to: int | str | None = None,
+        to: int | Literal["now"] | None = None,
         store: TokenStore | None = None,
         cursor: str | None = None,
     ) -> ChangeStream:

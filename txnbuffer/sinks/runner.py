@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from txnbuffer.client.client import Client
 from txnbuffer.client.streams.cursors import CursorLease
@@ -79,7 +79,7 @@ async def run_sink(
     topic: str,
     sink: Sink,
     *,
-    to: int | str | None = None,
+    to: int | Literal["now"] | None = None,
     stop: asyncio.Event | None = None,
     on_progress: OnProgress | None = None,
     cursor: str | None = None,
@@ -201,7 +201,7 @@ async def materialize(
     topics: str | Sequence[str],
     path: str | os.PathLike[str],
     *,
-    to: int | str | None = None,
+    to: int | Literal["now"] | None = None,
     table: str | None = None,
     binary: bool = False,
     replace: bool = False,

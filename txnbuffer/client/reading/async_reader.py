@@ -16,7 +16,7 @@ from txnbuffer.checks import check_limit, check_wait
 from txnbuffer.client.lifecycle import ClosedOnExit, opened, retrieve_error, run_to_completion
 from txnbuffer.client.reading.reader import CLOSED, ONE_BY_ONE, CommittedReader, EndsBy, Lag
 from txnbuffer.client.reading.records import Record, RecordBatch, UnreadRecords
-from txnbuffer.client.reading.starts import Start, Until
+from txnbuffer.client.reading.starts import Isolation, Start, Until
 from txnbuffer.client.serializers import Deserializers
 from txnbuffer.errors import InvalidRequest
 
@@ -52,7 +52,7 @@ class AsyncReader(ClosedOnExit):
         topics: str | Sequence[str],
         start: Start | Mapping[str, Start],
         until: Until | Mapping[str, Until] | None,
-        isolation: str,
+        isolation: Isolation,
         deserializers: Deserializers | None = None,
         *,
         wait: bool = False,

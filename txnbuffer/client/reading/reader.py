@@ -18,7 +18,7 @@ from txnbuffer.client import lifecycle
 from txnbuffer.client.reading.ends import SLICE, EndingFollower
 from txnbuffer.client.reading.followers import CommittedFollower, UncommittedFollower
 from txnbuffer.client.reading.records import Decode, Record, RecordBatch, UnreadRecords
-from txnbuffer.client.reading.starts import ReadTopics, Start, StartPoint, Until, start_point
+from txnbuffer.client.reading.starts import Isolation, ReadTopics, Start, StartPoint, Until, start_point
 from txnbuffer.client.serializers import DeserializerChoice, Deserializers, optional
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position, TxnId
@@ -106,7 +106,7 @@ class CommittedReader(Resource):
         *,
         start: Start | Mapping[str, Start] = "beginning",
         until: Until | Mapping[str, Until] | None = None,
-        isolation: str = "read_committed",
+        isolation: Isolation = "read_committed",
         wait: bool = False,
         deserializers: DeserializerChoice | Deserializers = None,
         clock: Clock | None = None,

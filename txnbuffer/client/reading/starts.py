@@ -43,6 +43,8 @@ class Seqno:
         return f"seqno {self.number}"
 
 
+Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
+"""What readers return: the records of committed transactions only, or also those of open and aborted ones."""
 Start: TypeAlias = Position | Seqno | datetime | Literal["beginning", "earliest", "end", "latest"]
 """Where to start: a position, a seqno, a time, "beginning" or "end"."""
 Until: TypeAlias = Position | Seqno | datetime | Literal["now"]

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, Self, TypeAlias
+from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from broker_io.environment import current
 from broker_io.waits import Backoff, Wait
@@ -81,7 +81,7 @@ class StreamParameters(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, topic: str, from_: str | ResumeToken, to: int | str | None) -> Self:
+    def of(cls, topic: str, from_: str | ResumeToken, to: int | Literal["now"] | None) -> Self:
         """Return the parameters for the arguments of `Client.stream`.
 
         Raises InvalidRequest, UnreadableToken, and ForeignToken for the token of another topic.
@@ -367,7 +367,7 @@ class ChangeStream(ClosedOnExit):
         session: StreamSession,
         topic: str,
         from_: str | ResumeToken,
-        to: int | str | None,
+        to: int | Literal["now"] | None,
         store: TokenStore | None,
         lease: CursorLease | None = None,
         check_loop: Callable[[], None] = lambda: None,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
 from broker_io.environment import current
 from txnbuffer.checks import check_attempts, check_flag, check_sync_function, check_sync_result
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client, check_no_names
 from txnbuffer.client.database_transaction import OutboxStatus, SyncDatabaseTransaction
 from txnbuffer.client.reading.reader import CommittedReader, read_table
-from txnbuffer.client.reading.starts import Start, Until
+from txnbuffer.client.reading.starts import Isolation, Start, Until
 from txnbuffer.client.streams.cursors import DurableCursors
 from txnbuffer.client.streams.streams import ChangeBatch, ChangeStatistics, ChangeStream, Rollback
 from txnbuffer.client.streams.tokens import TokenStore
@@ -145,7 +145,7 @@ class SyncClient(Portal):
         *,
         start: Start | Mapping[str, Start] = "beginning",
         until: Until | Mapping[str, Until] | None = None,
-        isolation: str = "read_committed",
+        isolation: Isolation = "read_committed",
         wait: bool = False,
     ) -> CommittedReader:
         """Return a reader of committed records. The arguments and errors are those of CommittedReader."""
@@ -193,7 +193,7 @@ class SyncClient(Portal):
         topic: str,
         *,
         from_: str | ResumeToken = "beginning",
-        to: int | str | None = None,
+        to: int | Literal["now"] | None = None,
         store: TokenStore | None = None,
         cursor: str | None = None,
     ) -> SyncStream:
