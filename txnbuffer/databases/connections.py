@@ -96,7 +96,8 @@ class SqlAlchemyConnection(SqlConnection):
         return _psycopg(self._connection.connection.driver_connection)
 
     def check_transaction(self) -> None:
-        if self._connection.get_isolation_level() == "AUTOCOMMIT":
+        own = self._connection
+        if own.dialect.detect_autocommit_setting(own.connection.dbapi_connection):
             raise InvalidRequest(AUTOCOMMIT.format(", on a connection without the isolation level AUTOCOMMIT"))
 
     def on_commit(self, call: Callable[[], None]) -> None:

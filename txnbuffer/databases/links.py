@@ -97,8 +97,12 @@ class OutboxLink:
 
     def check(self) -> None:
         """Raises OutboxStopped if the publisher has stopped."""
-        task = self._task
-        if task is None or not task.done() or task.cancelled() or (error := task.exception()) is None:
+        task, error = self._task, None
+        if self.publisher is not None and self.publisher.status.state == "stopped":
+            error = self.publisher.status.error
+        elif task is not None and task.done() and not task.cancelled():
+            error = task.exception()
+        if error is None:
             return
         raise OutboxStopped(f"the publisher of outbox {self.name!r} has stopped: {error}") from error
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from broker_io.environment import Thread, current
 from txnbuffer.databases.connections import SqlConnection
-from txnbuffer.databases.worker import ThreadWorker, is_async_engine, opened
+from txnbuffer.databases.worker import is_async_engine, opened
 
 LOG = logging.getLogger("txnbuffer.databases")
 
@@ -35,7 +35,8 @@ class Notifier:
     """Tells the publisher in another process of commits, from a thread of its own."""
 
     def __init__(self, database: Any, outbox: str) -> None:
-        self._worker = ThreadWorker(database)
+        self._database = database
+        self._thread = current().threads.executor(1, "txnbuffer-notices")
         self._outbox = outbox
         self._pending = current().threads.event()
 
@@ -43,12 +44,17 @@ class Notifier:
         """Notify soon; commits that follow each other closely have one notice."""
         if not self._pending.is_set():
             self._pending.set()
-            self._worker.submit(self._notify)
+            self._thread.submit(self._notify)
 
-    def _notify(self, connection: SqlConnection) -> None:
+    def _notify(self) -> None:
         self._pending.clear()
-        if connection.dialect == "postgresql":
-            notify(connection, self._outbox)
+        try:
+            with ExitStack() as opening:
+                connection = opened(self._database, opening, pooled=True)
+                if connection.dialect == "postgresql":
+                    notify(connection, self._outbox)
+        except Exception as error:  # the publisher polls
+            LOG.info("outbox %r could not be notified: %s", self._outbox, error)
 
 
 class NoticeListener:

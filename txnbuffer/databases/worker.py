@@ -6,7 +6,6 @@ A synchronous connection lives in a thread of its own. Each statement commits by
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -25,8 +24,6 @@ from txnbuffer.databases.connections import (
 from txnbuffer.errors import InvalidRequest
 
 Result = TypeVar("Result")
-
-LOG = logging.getLogger("txnbuffer.databases")
 
 
 class Worker(ABC):
@@ -59,17 +56,6 @@ class ThreadWorker(Worker):
                 self._connection = opened(self._database, opening)
                 self._opened = opening.pop_all()
         return function(self._connection)
-
-    def submit(self, function: Callable[[SqlConnection], object]) -> None:
-        """Call the function with the connection, soon; errors close the connection and are logged."""
-        self._thread.submit(self._try, function)
-
-    def _try(self, function: Callable[[SqlConnection], object]) -> None:
-        try:
-            self._run(function)
-        except Exception as error:
-            LOG.info("a call to the database failed: %s", error)
-            self._close()
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
@@ -109,12 +95,16 @@ def is_async_engine(database: Any) -> bool:
     return hasattr(database, "sync_engine")
 
 
-def opened(database: Any, opening: ExitStack) -> SqlConnection:
-    """A connection of its own to the database, which commits each statement by itself."""
+def opened(database: Any, opening: ExitStack, *, pooled: bool = False) -> SqlConnection:
+    """A connection of its own to the database, which commits each statement by itself.
+
+    `pooled`: it is used for a moment only, so a connection of the pool will do.
+    """
     if hasattr(database, "connect") and hasattr(database, "dialect"):
         connection = database.connect().execution_options(isolation_level="AUTOCOMMIT")
         opening.callback(connection.close)
-        connection.detach()  # it is kept open for long, so it must not count in the pool
+        if not pooled:
+            connection.detach()  # it is kept open for long, so it must not count in the pool
         return SqlAlchemyConnection(connection)
     if is_django(database):
         from django.db import connections  # type: ignore[import-untyped]  # Django has no types
@@ -138,7 +128,7 @@ def opened(database: Any, opening: ExitStack) -> SqlConnection:
 
 
 class FileTurn:
-    """The lock of the publisher of an SQLite database: a file beside the database."""
+    """The lock of the publisher of an SQLite database: a file next to the database."""
 
     def __init__(self) -> None:
         self._file: File | None = None
