@@ -394,7 +394,10 @@ def load(
     option: str = "--set",
     profile: str | None = None,
 ) -> LoadedConfig:
-    """`load_config` with the sources. `profile`: that of the file instead of the one of the environment."""
+    """`load_config` with the sources. `profile`: that of the file instead of the one of the environment.
+
+    Raises InvalidConfiguration.
+    """
     environ = environ or {}
     if path is None and profile is not None:
         raise InvalidConfiguration(f"there is no profile {profile!r}: no configuration file is used")

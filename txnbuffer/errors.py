@@ -268,7 +268,7 @@ class OutboxMissing(CallerError, grpc_status="FAILED_PRECONDITION"):
 
 
 class ForeignOutbox(CallerError, grpc_status="FAILED_PRECONDITION"):
-    """The log and the database do not belong together: one is a copy, was restored, or was made anew.
+    """The log and the database do not belong together: one is a copy, is new, or was restored.
 
     Nothing was published.
     """

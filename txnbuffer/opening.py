@@ -1,6 +1,6 @@
 """`connect`: what opens clients
 
-It stands above the client and the databases, which the client does not import.
+It imports the client and the databases, which the client does not import.
 """
 
 from __future__ import annotations

@@ -52,7 +52,14 @@ def test_the_same_sources_give_the_same_jar(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("with_jar", [True, False])
 def test_wheel_and_sdist_have_the_jar_if_it_was_built(tmp_path: Path, *, with_jar: bool) -> None:
     tree = tmp_path / "tree"
-    for name in (".gitignore", "pyproject.toml", "README.md", "LICENSE", "txnbuffer/__init__.py"):
+    for name in (
+        ".gitignore",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "requirements/index_page.py",
+        "txnbuffer/__init__.py",
+    ):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, tree / name)
     jar = f"{JARS.relative_to(ROOT)}/txnbuffer-broker-4.0.jar"

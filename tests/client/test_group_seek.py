@@ -10,8 +10,8 @@ import pytest
 from client_world import World, in_world, read_all
 
 from broker_io.errors import TopicNotFound
+from txnbuffer.client import seeking
 from txnbuffer.client.client import Client
-from txnbuffer.client.groups import seeking
 from txnbuffer.client.groups.processing import position_after
 from txnbuffer.client.reading.records import Record, RecordBatch
 from txnbuffer.client.reading.starts import Seqno

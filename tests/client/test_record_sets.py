@@ -13,7 +13,7 @@ from broker_io.batch import Message
 from broker_io.errors import DiskFailed
 from broker_io.port import Broker
 from txnbuffer import CommittedReader, InvalidMessage, MessageTooLarge, Record, connect
-from txnbuffer.client.reading import reader as reader_module
+from txnbuffer.client.reading import followers
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.protocol import MARKER, RECORDS
 from txnbuffer.recordset import SET_BYTES
@@ -151,7 +151,7 @@ async def test_record_set_respects_the_limit_unless_it_has_one_record(world: Dir
 async def test_read_uncommitted_returns_large_record_sets_in_slices(
     world: DirectWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "TOGETHER", 25)
+    monkeypatch.setattr(followers, "TOGETHER", 25)
     client = await world.client()
     for first in range(0, 100, 10):
         numbers = [str(number) for number in range(first, first + 10)]

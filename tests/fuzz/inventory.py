@@ -48,6 +48,7 @@ INSIDE = {
     "txnbuffer.client.reading.records": "calls the application's deserializer; any exception becomes UndecodableValue",
     "txnbuffer.client.serializers.Schema.decode": "an interface of Pulsar's client library",
     "broker_io.pulsar.credentials": "reads the key file that its own operator names, once, at opening",
+    "txnbuffer.databases.publisher": "reads rows that an outbox has checked, and records that a publisher has sent",
     "txnbuffer.demo.flights": "reads the data of the demo, which a package ships",
     "txnbuffer.demo.sites": "reads lines of processes that the demo has started",
     "txnbuffer.pipeline.delta": "reads files of delta-rs, JSON by line; any ValueError becomes UnreadableExport",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -156,7 +156,7 @@ PROGRESS_SECONDS = 2.0
 """Seconds of an operation before its progress is logged, and between two such events."""
 
 
-def _progress_log() -> OnProgress:
+def _progress_log(log: Callable[..., None] = log_event) -> OnProgress:
     """A callback that logs the progress of operations that take long."""
     logged: dict[str, float] = {}
 
@@ -165,6 +165,6 @@ def _progress_log() -> OnProgress:
             logged.pop(progress.operation, None)
         elif progress.seconds - logged.get(progress.operation, 0.0) >= PROGRESS_SECONDS:
             logged[progress.operation] = progress.seconds
-            log_event("progress", **dataclasses.asdict(progress))
+            log("progress", **dataclasses.asdict(progress))
 
     return show

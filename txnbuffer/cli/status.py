@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from broker_io import is_cluster
+from broker_io.addresses import shown_address
 from txnbuffer.cli.admin_client import ServiceResponses, call_all, service_at
 from txnbuffer.cli.commands import AddressCommand, address_argument
 from txnbuffer.cli.options import LogAddress, log_options
@@ -35,10 +36,11 @@ def status_command(log: LogAddress, output: str) -> None:
     log.check_not_in_memory()
     found = _of_directory(log) if log.address.startswith("file:") else _of_services(log)
     problems = found.pop("problems")
+    found = {"address": shown_address(log.address), **found}
     if output == "json":
         show_record(found | {"problems": problems}, output)
     else:
-        show_record(found, output, title=log.address)
+        show_record(found, output)
         click.echo("\n".join(f"needs attention: {one}" for one in problems) or "nothing needs attention")
     if problems:
         raise click.exceptions.Exit(1)

@@ -150,9 +150,13 @@ def _messages_before_end(broker: Broker, topic: str, count: int) -> Start:
     return "beginning"
 
 
+SEQNO_DIGITS = 18
+"""Longest number of a record, in digits; anything longer is no number of a record."""
+
+
 def parse_start(text: str, option: str = "--from") -> Start:
     """Parse where to start. Raises click.BadParameter."""
-    if text.isdecimal() and int(text):
+    if text.isdecimal() and len(text) <= SEQNO_DIGITS and int(text):
         return Seqno(int(text))
     if text in WORDS:
         return WORDS[text]
