@@ -13,11 +13,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from txnbuffer.errors import InvalidRequest
-
-Row: TypeAlias = tuple[Any, ...]
 
 DIALECTS = {"postgresql": "postgresql", "sqlite": "sqlite", "mysql": "mysql", "mariadb": "mysql"}
 """Name of a dialect in SQLAlchemy, or a vendor in Django → the dialect of this package."""
@@ -106,33 +104,39 @@ class SqlAlchemyConnection(SqlConnection):
         if self._session is None:
             event.listen(self._connection, "commit", lambda _: call(), once=True)
             return
-
-        calls: list[Callable[[], None]] | None = self._session.info.get(CALLS)
-        if calls is None:  # one listener for the life of the session
-            calls = self._session.info[CALLS] = []
-
-            def ended(session: Any, transaction: Any) -> None:
-                if transaction.parent is None:
-                    calls, session.info[CALLS][:] = [*session.info[CALLS]], []
-                    for call in calls:
-                        call()
-
-            event.listen(self._session, "after_transaction_end", ended)
-        calls.append(call)
+        info = self._session.info
+        if CALLS not in info:  # one listener for the life of the session
+            info[CALLS] = []
+            event.listen(self._session, "after_transaction_end", _call_waiting)
+        info[CALLS].append(call)
 
 
-class DjangoConnection(SqlConnection):
-    """A connection of Django, such as `django.db.connection`."""
+def _call_waiting(session: Any, transaction: Any) -> None:
+    """Call what waits for the end of the session's transaction, at the end of its outermost one."""
+    if transaction.parent is None:
+        waiting, session.info[CALLS] = session.info[CALLS], []
+        for call in waiting:
+            call()
 
-    def __init__(self, connection: Any) -> None:
-        self._connection = self.identity = connection
-        self.dialect = known_dialect(connection.vendor, "Django's database")
+
+class _CursorConnection(SqlConnection):
+    """A connection whose statements run on cursors."""
+
+    _connection: Any
 
     def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
         with self._connection.cursor() as cursor:
             cursor.execute(statement, values)
             rows: Sequence[Any] = cursor.fetchall() if cursor.description else ()
             return rows
+
+
+class DjangoConnection(_CursorConnection):
+    """A connection of Django, such as `django.db.connection`."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = self.identity = connection
+        self.dialect = known_dialect(connection.vendor, "Django's database")
 
     @property
     def raw(self) -> Any:
@@ -146,19 +150,13 @@ class DjangoConnection(SqlConnection):
         self._connection.on_commit(call)
 
 
-class PsycopgConnection(SqlConnection):
+class PsycopgConnection(_CursorConnection):
     """A connection of psycopg 3."""
 
     dialect = "postgresql"
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-
-    def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
-        with self._connection.cursor() as cursor:
-            cursor.execute(statement, values)
-            rows: Sequence[Any] = cursor.fetchall() if cursor.description else ()
-            return rows
 
     @property
     def raw(self) -> Any:
@@ -186,13 +184,10 @@ class SqliteConnection(SqlConnection):
         connection = self._connection
         # Python 3.12 has the attribute autocommit, which is -1 where isolation_level decides
         automatic = getattr(connection, "autocommit", -1)
-        if not connection.in_transaction and (automatic is True or (automatic == -1 and not begins(connection))):
+        if not connection.in_transaction and (
+            automatic is True or (automatic == -1 and connection.isolation_level is None)
+        ):
             raise InvalidRequest(AUTOCOMMIT.format(" with BEGIN"))
-
-
-def begins(connection: sqlite3.Connection) -> bool:
-    """Whether the connection begins a transaction before an INSERT."""
-    return connection.isolation_level is not None
 
 
 def known_dialect(name: str, what: str) -> str:
@@ -209,17 +204,17 @@ def adapted(connection: object) -> SqlConnection:
     if isinstance(connection, sqlite3.Connection):
         return SqliteConnection(connection)
     thing: Any = connection
-    if hasattr(thing, "exec_driver_sql") and hasattr(thing, "get_isolation_level"):
-        if not hasattr(thing, "run_sync"):
-            return SqlAlchemyConnection(thing)
-    elif hasattr(thing, "get_bind") and callable(getattr(thing, "connection", None)) and not is_async(thing):
-        return SqlAlchemyConnection(thing.connection(), (getattr(thing, "registry", None) and thing()) or thing)
-    elif is_django(thing):
-        return DjangoConnection(thing)
-    elif _psycopg(thing) is not None:
-        return PsycopgConnection(thing)
     if is_async(thing):
         raise InvalidRequest(f"a {type(thing).__name__} needs the asyncio client: `async with connect(…) as client`")
+    if hasattr(thing, "exec_driver_sql") and hasattr(thing, "get_isolation_level"):
+        return SqlAlchemyConnection(thing)
+    if hasattr(thing, "get_bind") and callable(getattr(thing, "connection", None)):
+        scoped = hasattr(thing, "registry")
+        return SqlAlchemyConnection(thing.connection(), thing() if scoped else thing)
+    if is_django(thing):
+        return DjangoConnection(thing)
+    if _psycopg(thing) is not None:
+        return PsycopgConnection(thing)
     raise InvalidRequest(
         f"a {type(thing).__name__} cannot be used as a connection: give a connection or session of SQLAlchemy, "
         "django.db.connection, or a connection of psycopg or sqlite3"

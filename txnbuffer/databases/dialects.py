@@ -18,12 +18,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar, NamedTuple, TypeVar
 
-from broker_io.environment import current
+from broker_io.environment import File, current
 from txnbuffer.client.database_transaction import HoldBack
 from txnbuffer.databases.connections import SqlConnection
 from txnbuffer.databases.groups import OutboxRow, Page
 from txnbuffer.databases.tables import NOW, OUTBOX, OUTBOXES, SEQUENCE, VERSION, VERSIONS
-from txnbuffer.errors import InvalidRequest, OutboxMissing, UnsafeDatabase
+from txnbuffer.errors import OutboxMissing, UnsafeDatabase
 
 Item = TypeVar("Item")
 
@@ -46,6 +46,17 @@ class NewRows(NamedTuple):
     event_times: Sequence[int | None]
 
 
+class Turn(NamedTuple):
+    """The turn of a publisher: it ends with the connection, and where a file was locked, with that."""
+
+    file: File | None = None
+
+    def close(self) -> None:
+        """Unlock the file."""
+        if self.file is not None:
+            self.file.close()
+
+
 class Dialect(ABC):
     """A kind of database."""
 
@@ -54,6 +65,8 @@ class Dialect(ABC):
     """Whether transactions that insert rows run one after another, so that ids are in the order of commits."""
     checks_each = False
     """Whether each transaction must be checked, because durability is a setting of the connection."""
+    key = "key"
+    """How the column `key` is spelled."""
     missing = (
         "the database has no tables of txnbuffer: create them with `txnbuf outbox create`, or with the migration of "
         "your framework (docs/databases.md)"
@@ -92,8 +105,10 @@ class Dialect(ABC):
         """What identifies this database, and not a copy of it; "" where it has nothing of the kind."""
 
     @abstractmethod
-    def take_turn(self, connection: SqlConnection, outbox: str) -> bool:
-        """Become the publisher of an outbox until the connection is closed; False while another process is."""
+    def take_turn(self, connection: SqlConnection, outbox: str) -> Turn | None:
+        """Become the publisher of an outbox until the connection and the result are closed; None while another
+        process is.
+        """
 
     @abstractmethod
     def raise_id(self, connection: SqlConnection, number: int) -> None:
@@ -132,8 +147,6 @@ class Dialect(ABC):
             outbox, low, rows,
         )  # fmt: skip
         return Page([OutboxRow(*row) for row in found], len(found) == rows, limit)
-
-    key = "key"
 
     def cut(self, connection: SqlConnection, outbox: str, groups: Collection[int], last: int) -> set[int]:
         """Those of the groups that have rows of this outbox after the id `last`."""
@@ -240,9 +253,9 @@ class PostgreSQL(Dialect):
         [(system,)] = connection.execute("SELECT system_identifier FROM pg_control_system()")
         return f"system {system}, database {number}"
 
-    def take_turn(self, connection: SqlConnection, outbox: str) -> bool:
+    def take_turn(self, connection: SqlConnection, outbox: str) -> Turn | None:
         statement = "SELECT pg_try_advisory_lock(?::regclass::oid::bigint::bit(32)::int, hashtext(?))"
-        return connection.execute(statement, OUTBOXES, outbox)[0][0] is True
+        return Turn() if connection.execute(statement, OUTBOXES, outbox)[0][0] else None
 
     def held_back(self, connection: SqlConnection) -> HoldBack | None:
         found = connection.execute(
@@ -330,8 +343,11 @@ class SQLite(_Serial):
     def home(self, connection: SqlConnection) -> str:
         return ""
 
-    def take_turn(self, connection: SqlConnection, outbox: str) -> bool:
-        raise InvalidRequest("publishers of SQLite take turns by a file")
+    def take_turn(self, connection: SqlConnection, outbox: str) -> Turn | None:
+        [(path,)] = connection.execute("SELECT file FROM pragma_database_list WHERE name = 'main'")
+        name = "".join(one if one.isalnum() else "_" for one in outbox)
+        file = current().disk.lock(f"{path}-outbox-{name}")
+        return None if file is None else Turn(file)
 
 
 class MySQL(_Serial):
@@ -375,8 +391,8 @@ class MySQL(_Serial):
     def home(self, connection: SqlConnection) -> str:
         return ""
 
-    def take_turn(self, connection: SqlConnection, outbox: str) -> bool:
-        return bool(connection.execute("SELECT GET_LOCK(?, 0)", f"txnbuffer {outbox}"[:64])[0][0])
+    def take_turn(self, connection: SqlConnection, outbox: str) -> Turn | None:
+        return Turn() if connection.execute("SELECT GET_LOCK(?, 0)", f"txnbuffer {outbox}"[:64])[0][0] else None
 
 
 def _signed(number: int) -> int:

@@ -97,14 +97,9 @@ class OutboxLink:
 
     def check(self) -> None:
         """Raises OutboxStopped if the publisher has stopped."""
-        task, error = self._task, None
         if self.publisher is not None and self.publisher.status.state == "stopped":
             error = self.publisher.status.error
-        elif task is not None and task.done() and not task.cancelled():
-            error = task.exception()
-        if error is None:
-            return
-        raise OutboxStopped(f"the publisher of outbox {self.name!r} has stopped: {error}") from error
+            raise OutboxStopped(f"the publisher of outbox {self.name!r} has stopped: {error}") from error
 
     def on_status(self, call: OnStatus) -> None:
         """Have a function called with each new status of the publisher."""
@@ -156,16 +151,19 @@ class Databases:
 
     def link(self, name: str) -> OutboxLink:
         """The database with this name. Raises InvalidRequest if there is none, and OutboxStopped."""
-        found = self._links.get(name)
-        if found is None:
-            known = ", ".join(map(repr, self._links)) or "none"
-            raise InvalidRequest(f"there is no database {name!r}: connect was given {known}")
+        found = self._found(name)
         found.check()
         return found
 
     def status(self, name: str) -> OutboxStatus:
         """The state of the publisher of a database. Raises InvalidRequest."""
-        return self._links[name].status if name in self._links else self.link(name).status
+        return self._found(name).status
+
+    def _found(self, name: str) -> OutboxLink:
+        if name not in self._links:
+            known = ", ".join(map(repr, self._links)) or "none"
+            raise InvalidRequest(f"there is no database {name!r}: connect was given {known}")
+        return self._links[name]
 
     async def close(self) -> None:
         """Stop all publishers."""

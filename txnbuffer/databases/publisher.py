@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 from broker_io.environment import current
 from broker_io.errors import Error, InvalidMessage, MessageTooLarge, TopicNotFound
@@ -25,13 +25,11 @@ from txnbuffer.client.reading.starts import Until
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.databases.connections import SqlConnection
 from txnbuffer.databases.continuity import LogState, TableState, check_continuity
-from txnbuffer.databases.dialects import KNOWN, Dialect
+from txnbuffer.databases.dialects import KNOWN, Dialect, Turn
 from txnbuffer.databases.groups import OutboxProgress, OutboxRow, RowGroup, batches
 from txnbuffer.databases.tables import OUTBOX, OUTBOXES
-from txnbuffer.databases.worker import FileTurn, Worker
+from txnbuffer.databases.worker import Worker
 from txnbuffer.errors import Fenced, ForeignOutbox, NotAuthorized, OutboxMissing, UnsafeDatabase
-
-Result = TypeVar("Result")
 
 LOG = logging.getLogger("txnbuffer.databases")
 
@@ -121,7 +119,7 @@ class Publisher:
         self._worker = worker
         self._rejects = dead_letter
         self._producer = producer_of(name)
-        self._turn = FileTurn()
+        self._turn: Turn | None = None
         self._dialect: Dialect
         self._progress: OutboxProgress
         self._identity = ""
@@ -157,13 +155,17 @@ class Publisher:
             except Exception as error:
                 LOG.warning("the publisher of outbox %r tries again in %.1f s: %s", self._name, self._pause, error)
                 self._set(state="waiting" if isinstance(error, Fenced) else "unavailable", error=error)
-                await self._close()
+                await self.close()
             await asyncio.sleep(self._pause)
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     async def close(self) -> None:
-        """Close the connection to the database, after `run` has ended."""
-        await self._close()
+        """Give up the turn, and close the connection to the database. Raises nothing if it is broken."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.close()
+        with suppress(Exception):
+            await self._worker.close()
 
     async def wait_for_group(self, group: int) -> None:
         """Wait until the rows of a group, which is committed, are published."""
@@ -183,16 +185,15 @@ class Publisher:
     # Begin
 
     async def _take_turn(self) -> None:
-        def take(connection: SqlConnection) -> bool:
+        def take(connection: SqlConnection) -> Turn | None:
             self._dialect = KNOWN[connection.dialect]
             self._dialect.check(connection)
-            if connection.dialect == "sqlite":
-                return self._turn.take(connection, self._name)
-            return self._dialect.take_turn(connection, self._name)
+            return self._turn or self._dialect.take_turn(connection, self._name)
 
-        while not await self._worker.run(take):
+        while (turn := await self._worker.run(take)) is None:
             self._set(state="waiting", error=None)
             await asyncio.sleep(TURN_SECONDS)
+        self._turn = turn
 
     async def _open(self) -> None:
         """Check that table and log belong together, and fence a former publisher."""
@@ -293,11 +294,6 @@ class Publisher:
             self.status = status
             if self.on_status is not None:
                 self.on_status(status)
-
-    async def _close(self) -> None:
-        self._turn.give_up()
-        with suppress(Exception):
-            await self._worker.close()
 
 
 def _by_topic(rows: Sequence[OutboxRow]) -> dict[tuple[str, int | None], list[OutboxRow]]:

@@ -22,7 +22,7 @@
 
     txnbuffer_version    one row: the version of these tables
 
-A program that finds a version that it does not know stops with UnknownTables, which names the release to install. The
+A program that finds a version that it does not know stops with UnsafeDatabase, which names both. The
 statements that create the tables do nothing where they exist.
 """
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from broker_io.environment import File, current
+from broker_io.environment import current
 from txnbuffer.databases.connections import (
     DjangoConnection,
     PsycopgConnection,
@@ -125,24 +125,3 @@ def opened(database: Any, opening: ExitStack, *, pooled: bool = False) -> SqlCon
     elif isinstance(connection, PsycopgConnection):
         raw.autocommit = True
     return connection
-
-
-class FileTurn:
-    """The lock of the publisher of an SQLite database: a file next to the database."""
-
-    def __init__(self) -> None:
-        self._file: File | None = None
-
-    def take(self, connection: SqlConnection, outbox: str) -> bool:
-        """Lock the file; False while another process has it."""
-        if self._file is None:
-            [(path,)] = connection.execute("SELECT file FROM pragma_database_list WHERE name = 'main'")
-            name = "".join(one if one.isalnum() else "_" for one in outbox)
-            self._file = current().disk.lock(f"{path}-outbox-{name}")
-        return self._file is not None
-
-    def give_up(self) -> None:
-        """Unlock the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
