@@ -66,7 +66,12 @@ class Consumption:
         if self.ends == {}:
             self.stop.set()
 
-    def count_done(self, records: RecordBatch) -> int:
+    def fresh(self, records: RecordBatch) -> RecordBatch:
+        """The records to do now, without those that were done in transactions that aborted."""
+        done = self._count_done(records)
+        return records.take(slice(done, done + self._room(records, done)))
+
+    def _count_done(self, records: RecordBatch) -> int:
         """How many of the first records were done before, in transactions that aborted."""
         done = self.done.setdefault(records.topic, {})
         txn, positions = self.attempts.get(records.topic, (None, ()))
@@ -77,7 +82,7 @@ class Consumption:
             done.clear()
         return sum(position in done for position in records.positions)
 
-    def room(self, records: RecordBatch, done: int) -> int:
+    def _room(self, records: RecordBatch, done: int) -> int:
         """How many records after the first `done` may be done now."""
         if self.stop.is_set():
             return 0
@@ -114,8 +119,7 @@ class Printer:
     output: str
 
     async def work(self, txn: Transaction, records: RecordBatch) -> int:
-        done = self.progress.count_done(records)
-        fresh = records.take(slice(done, done + self.progress.room(records, done)))
+        fresh = self.progress.fresh(records)
         if len(fresh):
             lines = [f"{record_line(record, self.output)}\n".encode(errors="surrogateescape") for record in fresh]
             self.progress.add(fresh, await self.out.write(lines, self.progress.stop))
@@ -133,8 +137,7 @@ class Runner:
     single: bool
 
     async def work(self, txn: Transaction, records: RecordBatch) -> int:
-        done = self.progress.count_done(records)
-        fresh = records.take(slice(done, done + self.progress.room(records, done)))
+        fresh = self.progress.fresh(records)
         if len(fresh):
             await self._run(fresh)
             self.progress.add(fresh, [0] * len(fresh))

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from broker_io.batch import Blobs
-from broker_io.errors import InvalidTopicName
 from broker_io.port import Broker
-from snapshots.format import INTERNAL_PREFIX, is_internal
 from txnbuffer.checks import check_name, check_txn
 from txnbuffer.client import lifecycle
 from txnbuffer.client.path.routing import Groups, Routes
@@ -27,7 +25,7 @@ from txnbuffer.client.reading.records import Decode
 from txnbuffer.client.reading.starts import Isolation, Start, Until
 from txnbuffer.client.serializers import Deserializers, Serializer, Serializers
 from txnbuffer.client.session.session import CLOSED, ClientSession, ShardSessions
-from txnbuffer.client.topic_names import check_topic
+from txnbuffer.client.topic_names import check_target
 from txnbuffer.coordinator.messages import (
     GroupHeartbeat,
     MemberAssignments,
@@ -162,10 +160,7 @@ class BaseClient:
 
     def check_topic(self, topic: str) -> None:
         """Raises InvalidTopicName, also for an internal topic."""
-        if is_internal(check_topic(topic)):
-            text = f"topic {topic!r} is internal: use a name that does not begin with {INTERNAL_PREFIX}"
-            raise InvalidTopicName(text)
-        self._topics.add(topic)
+        self._topics.add(check_target(topic))
 
     @property
     def max_message_bytes(self) -> int:

@@ -14,7 +14,6 @@ from txnbuffer.checks import (
     check_attempts,
     check_awaitable,
     check_callable,
-    check_flag,
     check_last_number,
     check_name,
     check_number,
@@ -70,12 +69,6 @@ SHOWN = 5
 ATTEMPTS = 10
 FIRST_PAUSE = 0.01
 """Seconds before `run` retries an aborted transaction; doubles with each attempt."""
-
-
-def check_no_names(*given: object) -> None:
-    """Raises InvalidRequest if a transaction with a database is given a name, a number or a timeout."""
-    if given != (None, None, None):
-        raise InvalidRequest("a transaction with a database has no name, number or timeout: the database decides")
 
 
 class Client(BaseClient):
@@ -168,11 +161,8 @@ class Client(BaseClient):
         """
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
-        if database is not None:
-            check_no_names(name, number, timeout)
-            return DatabaseTransaction(self.database(database), connection, wait=check_flag(wait, "wait"))
-        if connection is not None or wait is not False:
-            raise InvalidRequest("connection and wait need database=, a name of connect(databases=…)")
+        if database is not None or connection is not None or wait is not False:
+            return DatabaseTransaction(self.database(database, name, number, timeout), connection, wait=wait)
         if (name is None) != (number is None):
             raise InvalidRequest("a named transaction needs both name and number: give both or neither")
         sequence = None
@@ -180,9 +170,16 @@ class Client(BaseClient):
             sequence = check_name(name, "a producer"), check_number(number)
         return Transaction(self, sequence, None if timeout is None else check_timeout(timeout))
 
-    def database(self, name: str) -> DatabaseLink:
-        """Internal: the database with this name. Raises InvalidRequest, and OutboxStopped."""
-        return self._databases(name).link(name)
+    def database(self, database: str | None, *others: object) -> DatabaseLink:
+        """Internal: the database of a transaction; `others`: its name, number and timeout, which it must not have.
+
+        Raises InvalidRequest, and OutboxStopped.
+        """
+        if database is None:
+            raise InvalidRequest("connection and wait need database=, a name of connect(databases=…)")
+        if others != (None, None, None):
+            raise InvalidRequest("a transaction with a database has no name, number or timeout: the database decides")
+        return self._databases(database).link(database)
 
     def outbox_status(self, database: str) -> OutboxStatus:
         """Return the state of the publisher of a database, also after it has stopped. Raises InvalidRequest."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
+from txnbuffer.checks import check_flag
 from txnbuffer.client.base import BaseClient
 from txnbuffer.client.path.send_columns import (
     PROPERTY_BYTES,
@@ -122,11 +123,11 @@ class _AnyTransaction:
     """What both kinds of transactions share."""
 
     def __init__(self, link: DatabaseLink, connection: object | None, *, wait: bool) -> None:
+        self._wait = check_flag(wait, "wait")
         if wait and connection is not None:
             raise InvalidRequest(BOUND_WAIT)
         self._link = link
         self._given = connection
-        self._wait = wait
         self._begun = False
 
     def __repr__(self) -> str:

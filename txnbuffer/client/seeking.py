@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from broker_io.errors import InvalidTopicName
 from broker_io.port import Broker
 from broker_io.position import before_ledger
-from snapshots.format import is_internal
 from txnbuffer.checks import check_name
 from txnbuffer.client.client import Client
 from txnbuffer.client.groups.membership import Membership
 from txnbuffer.client.reading.reader import CommittedReader
 from txnbuffer.client.reading.starts import ReadTopics, Seqno, Start, canonical, start_point
-from txnbuffer.client.topic_names import check_topic
+from txnbuffer.client.topic_names import check_source
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import ConsumerPosition
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration, counted
@@ -40,8 +38,7 @@ async def seek(client: Client, group: str, topic: str, start: Start, *, dry_run:
     then nothing has changed.
     """
     check_name(group, "a group")
-    if is_internal(check_topic(topic)):
-        raise InvalidTopicName(f"{topic!r} is an internal topic: a group can only read topics of records")
+    check_source(topic)
     known = await _positions(client, group)
     places = await asyncio.to_thread(lambda: _places(client.open_broker(), topic, canonical(start)))
     if dry_run:

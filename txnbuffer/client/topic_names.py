@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from broker_io.errors import InvalidTopicName
 from broker_io.port import check_topic_name
+from snapshots.format import INTERNAL_PREFIX, is_internal
 from txnbuffer.errors import InvalidRequest
 
 
@@ -18,6 +19,22 @@ def check_topic(name: object) -> str:
             f"{topic!r} is a full name: write {short!r}, the name within the namespace of the client's address"
         )
     return topic
+
+
+def check_target(topic: object) -> str:
+    """Return the name of a topic to send to. Raises InvalidTopicName, also for an internal topic."""
+    name = check_topic(topic)
+    if is_internal(name):
+        raise InvalidTopicName(f"topic {name!r} is internal: use a name that does not begin with {INTERNAL_PREFIX}")
+    return name
+
+
+def check_source(topic: object) -> str:
+    """Return the name of a topic that a group reads. Raises InvalidTopicName, also for an internal topic."""
+    name = check_topic(topic)
+    if is_internal(name):
+        raise InvalidTopicName(f"{name!r} is an internal topic: a group can only read topics of records")
+    return name
 
 
 def check_topics(topics: object) -> list[str]:

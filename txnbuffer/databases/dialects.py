@@ -46,7 +46,7 @@ class NewRows(NamedTuple):
     event_times: Sequence[int | None]
 
 
-class Turn(NamedTuple):
+class PublisherTurn(NamedTuple):
     """The turn of a publisher: it ends with the connection, and where a file was locked, with that."""
 
     file: File | None = None
@@ -105,7 +105,7 @@ class Dialect(ABC):
         """What identifies this database, and not a copy of it; "" where it has nothing of the kind."""
 
     @abstractmethod
-    def take_turn(self, connection: SqlConnection, outbox: str) -> Turn | None:
+    def take_turn(self, connection: SqlConnection, outbox: str) -> PublisherTurn | None:
         """Become the publisher of an outbox until the connection and the result are closed; None while another
         process is.
         """
@@ -253,9 +253,9 @@ class PostgreSQL(Dialect):
         [(system,)] = connection.execute("SELECT system_identifier FROM pg_control_system()")
         return f"system {system}, database {number}"
 
-    def take_turn(self, connection: SqlConnection, outbox: str) -> Turn | None:
+    def take_turn(self, connection: SqlConnection, outbox: str) -> PublisherTurn | None:
         statement = "SELECT pg_try_advisory_lock(?::regclass::oid::bigint::bit(32)::int, hashtext(?))"
-        return Turn() if connection.execute(statement, OUTBOXES, outbox)[0][0] else None
+        return PublisherTurn() if connection.execute(statement, OUTBOXES, outbox)[0][0] else None
 
     def held_back(self, connection: SqlConnection) -> HoldBack | None:
         found = connection.execute(
@@ -343,11 +343,11 @@ class SQLite(_Serial):
     def home(self, connection: SqlConnection) -> str:
         return ""
 
-    def take_turn(self, connection: SqlConnection, outbox: str) -> Turn | None:
+    def take_turn(self, connection: SqlConnection, outbox: str) -> PublisherTurn | None:
         [(path,)] = connection.execute("SELECT file FROM pragma_database_list WHERE name = 'main'")
         name = "".join(one if one.isalnum() else "_" for one in outbox)
         file = current().disk.lock(f"{path}-outbox-{name}")
-        return None if file is None else Turn(file)
+        return None if file is None else PublisherTurn(file)
 
 
 class MySQL(_Serial):
@@ -391,8 +391,10 @@ class MySQL(_Serial):
     def home(self, connection: SqlConnection) -> str:
         return ""
 
-    def take_turn(self, connection: SqlConnection, outbox: str) -> Turn | None:
-        return Turn() if connection.execute("SELECT GET_LOCK(?, 0)", f"txnbuffer {outbox}"[:64])[0][0] else None
+    def take_turn(self, connection: SqlConnection, outbox: str) -> PublisherTurn | None:
+        return (
+            PublisherTurn() if connection.execute("SELECT GET_LOCK(?, 0)", f"txnbuffer {outbox}"[:64])[0][0] else None
+        )
 
 
 def _signed(number: int) -> int:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from broker_io.errors import InvalidTopicName, MessageTooLarge
-from snapshots.format import INTERNAL_PREFIX, is_internal
+from broker_io.errors import MessageTooLarge
 from txnbuffer.checks import check_name
 from txnbuffer.client.path.send_columns import EventTime, Key, Properties, SendColumns, deletion, many_rows, one_row
 from txnbuffer.client.serializers import Serializer
-from txnbuffer.client.topic_names import check_topic
+from txnbuffer.client.topic_names import check_target
 from txnbuffer.databases.connections import SqlConnection, adapted
 from txnbuffer.databases.dialects import KNOWN, Dialect, NewRows, new_group
 from txnbuffer.databases.groups import UNKNOWN
@@ -97,7 +96,7 @@ class Outbox:
         statement by itself, OutboxMissing, UnsafeDatabase, and the errors of the database.
         """
         rows = one_row(value, key, ordering_key, event_time, properties, serializer or self._serializer)
-        self.add_rows(adapted(connection), topic, rows, partition)
+        self._add(connection, topic, rows, partition)
 
     def add_many(
         self,
@@ -113,18 +112,17 @@ class Outbox:
     ) -> None:
         """Add records, given as columns with one item for each record. Other arguments and errors as in `add`."""
         rows = many_rows(values, keys, event_times, properties, serializer or self._serializer)
-        self.add_rows(adapted(connection), topic, rows, partition)
+        self._add(connection, topic, rows, partition)
 
     def delete(self, connection: object, topic: str, key: Key, *, properties: Properties = None) -> None:
         """Add a record that deletes a key. Errors as in `add`."""
-        self.add_rows(adapted(connection), topic, deletion(key, properties), None)
+        self._add(connection, topic, deletion(key, properties), None)
+
+    def _add(self, connection: object, topic: str, rows: SendColumns, partition: int | None) -> None:
+        self.add_rows(adapted(connection), check_target(topic), rows, partition)
 
     def add_rows(self, connection: SqlConnection, topic: str, rows: SendColumns, partition: int | None) -> int:
-        """Internal: add records whose columns have been checked; return their group for `Dialect.group`."""
-        if is_internal(check_topic(topic)):
-            raise InvalidTopicName(
-                f"topic {topic!r} is internal: use a name that does not begin with {INTERNAL_PREFIX}"
-            )
+        """Internal: add records whose topic and columns have been checked; return their group for `Dialect.group`."""
         new = _new_rows(topic, rows, partition, self._max_bytes)
         dialect = KNOWN[connection.dialect]
         connection.check_transaction()

@@ -25,7 +25,7 @@ from txnbuffer.client.reading.starts import Until
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.databases.connections import SqlConnection
 from txnbuffer.databases.continuity import LogState, TableState, check_continuity
-from txnbuffer.databases.dialects import KNOWN, Dialect, Turn
+from txnbuffer.databases.dialects import KNOWN, Dialect, PublisherTurn
 from txnbuffer.databases.groups import OutboxProgress, OutboxRow, RowGroup, batches
 from txnbuffer.databases.tables import OUTBOX, OUTBOXES
 from txnbuffer.databases.worker import Worker
@@ -119,7 +119,7 @@ class Publisher:
         self._worker = worker
         self._rejects = dead_letter
         self._producer = producer_of(name)
-        self._turn: Turn | None = None
+        self._turn: PublisherTurn | None = None
         self._dialect: Dialect
         self._progress: OutboxProgress
         self._identity = ""
@@ -185,10 +185,10 @@ class Publisher:
     # Begin
 
     async def _take_turn(self) -> None:
-        def take(connection: SqlConnection) -> Turn | None:
+        def take(connection: SqlConnection) -> PublisherTurn | None:
             self._dialect = KNOWN[connection.dialect]
             self._dialect.check(connection)
-            return self._turn or self._dialect.take_turn(connection, self._name)
+            return self._dialect.take_turn(connection, self._name) if self._turn is None else self._turn
 
         while (turn := await self._worker.run(take)) is None:
             self._set(state="waiting", error=None)

@@ -34,7 +34,7 @@ from txnbuffer.client.groups.membership import AdaptiveBatch, Membership
 from txnbuffer.client.lifecycle import cancel
 from txnbuffer.client.reading.async_reader import AsyncReader
 from txnbuffer.client.reading.starts import Seqno, Start, canonical
-from txnbuffer.client.topic_names import check_topic, check_topics
+from txnbuffer.client.topic_names import check_source, check_topic, check_topics
 from txnbuffer.coordinator.messages import PartitionAssignment
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
 from txnbuffer.model import EARLIEST, Position
@@ -86,8 +86,7 @@ def _check(source: GroupSource, task: HandlerTask) -> Sequence[str]:
     check_flag(source.wait, "wait")
     topics = check_topics(source.topics)
     for name in topics:
-        if is_internal(check_topic(name)):
-            raise InvalidTopicName(f"{name!r} is an internal topic: a group can only read topics of records")
+        check_source(name)
     _check_on_error(task.on_error, topics)
     check_callable(next((one for one in (task.work, task.batch_handler) if one is not None), task.handler))
     return topics

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
 from broker_io.environment import current
-from txnbuffer.checks import check_attempts, check_flag, check_sync_function, check_sync_result
-from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client, check_no_names
+from txnbuffer.checks import check_attempts, check_sync_function, check_sync_result
+from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.database_transaction import OutboxStatus, SyncDatabaseTransaction
 from txnbuffer.client.reading.reader import CommittedReader, read_table
 from txnbuffer.client.reading.starts import Isolation, Start, Until
@@ -22,7 +22,7 @@ from txnbuffer.client.streams.tokens import TokenStore
 from txnbuffer.client.sync.portal import InCaller, Portal, SyncObject, blocking
 from txnbuffer.client.sync.sync_transaction import RETURNED, SyncTransaction
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import InvalidRequest, LimitExceeded, TransactionAborted, retry_pause
+from txnbuffer.errors import LimitExceeded, TransactionAborted, retry_pause
 from txnbuffer.streams.failover import ResumeToken
 
 if TYPE_CHECKING:
@@ -66,13 +66,10 @@ class SyncClient(Portal):
         wait: bool = False,
     ) -> SyncTransaction | SyncDatabaseTransaction:
         """Return a new transaction; use it with `with`. Arguments and errors are those of `Client.transaction`."""
-        if database is not None:
+        if database is not None or connection is not None or wait is not False:
             self.check()
-            check_no_names(name, number, timeout)
-            link = self.client.database(database)
-            return SyncDatabaseTransaction(link, connection, wait=check_flag(wait, "wait"), call=self.call)
-        if connection is not None or wait is not False:
-            raise InvalidRequest("connection and wait need database=, a name of connect(databases=…)")
+            link = self.client.database(database, name, number, timeout)
+            return SyncDatabaseTransaction(link, connection, wait=wait, call=self.call)
         return SyncTransaction(self, self.client.transaction(name=name, number=number, timeout=timeout))
 
     def run(
