@@ -60,3 +60,10 @@ def test_a_long_field_of_a_record_is_wrapped_and_whole(capsys: pytest.CaptureFix
     assert max(map(len, lines)) <= 80
     assert SENTENCE * 3 in " ".join(" ".join(lines).split())
     assert sum(line.count("x") for line in lines if set(line.split()[-1]) == {"x"}) == 300
+
+
+@pytest.mark.parametrize("text", ["t:smile:", "g:100:x", "[bold]x[/bold]"])
+def test_texts_are_shown_as_they_are(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show_rows([{"group": text, "topic": "orders"}], "table", title=f"of {text}")
+    show_record({"key": text}, "table")
+    assert capsys.readouterr().out.count(text) == 3

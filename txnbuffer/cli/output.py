@@ -239,6 +239,7 @@ def _print_table(rows: Sequence[Row], title: str) -> None:
         width=columns or UNFOLDED_WIDTH,
         soft_wrap=columns is None,
         markup=False,
+        emoji=False,
         highlight=False,
         color_system="auto" if has_style() else None,
     )
