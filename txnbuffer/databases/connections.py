@@ -1,4 +1,4 @@
-"""Connections of an application's database: SQLAlchemy's, Django's, and those of psycopg 3 and sqlite3 as they are
+"""Connections of an application's database: SQLAlchemy's, and those of psycopg 3 and sqlite3 as they are
 
 Statements of this package have `?` for each parameter; `execute` writes them as the driver has them. A connection of
 asyncio is used by `run_sync` of SQLAlchemy, so this module is the same for both.
@@ -18,7 +18,7 @@ from typing import Any
 from txnbuffer.errors import InvalidRequest
 
 DIALECTS = {"postgresql": "postgresql", "sqlite": "sqlite", "mysql": "mysql", "mariadb": "mysql"}
-"""Name of a dialect in SQLAlchemy, or a vendor in Django → the dialect of this package."""
+"""Name of a dialect in SQLAlchemy → the dialect of this package."""
 TRANSACTION_OPEN = (2, 3)
 """psycopg's transaction status INTRANS and INERROR."""
 
@@ -81,7 +81,7 @@ class SqlAlchemyConnection(SqlConnection):
         self._connection = connection
         self._session = session
         self.identity = connection if session is None else session
-        self.dialect = known_dialect(connection.dialect.name, "SQLAlchemy's dialect")
+        self.dialect = known_dialect(connection.dialect.name)
         self.style = connection.dialect.paramstyle
 
     def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
@@ -119,44 +119,19 @@ def _call_waiting(session: Any, transaction: Any) -> None:
             call()
 
 
-class _CursorConnection(SqlConnection):
-    """A connection whose statements run on cursors."""
-
-    _connection: Any
-
-    def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
-        with self._connection.cursor() as cursor:
-            cursor.execute(statement, values)
-            rows: Sequence[Any] = cursor.fetchall() if cursor.description else ()
-            return rows
-
-
-class DjangoConnection(_CursorConnection):
-    """A connection of Django, such as `django.db.connection`."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = self.identity = connection
-        self.dialect = known_dialect(connection.vendor, "Django's database")
-
-    @property
-    def raw(self) -> Any:
-        return _psycopg(self._connection.connection)
-
-    def check_transaction(self) -> None:
-        if not self._connection.in_atomic_block:
-            raise InvalidRequest(AUTOCOMMIT.format(" with `transaction.atomic()`"))
-
-    def on_commit(self, call: Callable[[], None]) -> None:
-        self._connection.on_commit(call)
-
-
-class PsycopgConnection(_CursorConnection):
+class PsycopgConnection(SqlConnection):
     """A connection of psycopg 3."""
 
     dialect = "postgresql"
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+
+    def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            rows: Sequence[Any] = cursor.fetchall() if cursor.description else ()
+            return rows
 
     @property
     def raw(self) -> Any:
@@ -190,10 +165,10 @@ class SqliteConnection(SqlConnection):
             raise InvalidRequest(AUTOCOMMIT.format(" with BEGIN"))
 
 
-def known_dialect(name: str, what: str) -> str:
-    """The dialect of a name of SQLAlchemy or Django. Raises InvalidRequest."""
+def known_dialect(name: str) -> str:
+    """The dialect of a name of SQLAlchemy. Raises InvalidRequest."""
     if name not in DIALECTS:
-        raise InvalidRequest(f"{what} {name!r} is not supported: use PostgreSQL, MySQL, MariaDB or SQLite")
+        raise InvalidRequest(f"SQLAlchemy dialect {name!r} is not supported: use PostgreSQL, MySQL, MariaDB or SQLite")
     return DIALECTS[name]
 
 
@@ -211,24 +186,17 @@ def adapted(connection: object) -> SqlConnection:
     if hasattr(thing, "get_bind") and callable(getattr(thing, "connection", None)):
         scoped = hasattr(thing, "registry")
         return SqlAlchemyConnection(thing.connection(), thing() if scoped else thing)
-    if is_django(thing):
-        return DjangoConnection(thing)
     if _psycopg(thing) is not None:
         return PsycopgConnection(thing)
     raise InvalidRequest(
         f"a {type(thing).__name__} cannot be used as a connection: give a connection or session of SQLAlchemy, "
-        "django.db.connection, or a connection of psycopg or sqlite3"
+        "or a connection of psycopg or sqlite3"
     )
 
 
 def is_async(connection: object) -> bool:
     """Whether it is an asynchronous connection or session of SQLAlchemy."""
     return hasattr(connection, "run_sync")
-
-
-def is_django(connection: object) -> bool:
-    """Whether it is a connection of Django, such as `django.db.connection`."""
-    return hasattr(connection, "vendor") and hasattr(connection, "in_atomic_block")
 
 
 def _psycopg(connection: object) -> Any:

@@ -68,8 +68,8 @@ class Dialect(ABC):
     key = "key"
     """How the column `key` is spelled."""
     missing = (
-        "the database has no tables of txnbuffer: create them with `txnbuf outbox create`, or with the migration of "
-        "your framework (docs/databases.md)"
+        "the database has no tables of txnbuffer: create them with `txnbuf outbox create`, or in a "
+        "migration with what `txnbuf outbox sql` prints (docs/databases.md)"
     )
 
     @abstractmethod
@@ -392,9 +392,8 @@ class MySQL(_Serial):
         return ""
 
     def take_turn(self, connection: SqlConnection, outbox: str) -> PublisherTurn | None:
-        return (
-            PublisherTurn() if connection.execute("SELECT GET_LOCK(?, 0)", f"txnbuffer {outbox}"[:64])[0][0] else None
-        )
+        [(taken,)] = connection.execute("SELECT GET_LOCK(?, 0)", f"txnbuffer {outbox}"[:64])
+        return PublisherTurn() if taken else None
 
 
 def _signed(number: int) -> int:

@@ -32,8 +32,8 @@ from txnbuffer.errors import InvalidRequest, OutboxStopped
 class Database:
     """A database for `connect(databases=…)`, with options.
 
-    - `database`: an Engine or AsyncEngine of SQLAlchemy, `django.db.connection`, or a function that returns a new
-      connection of psycopg or sqlite3.
+    - `database`: an Engine or AsyncEngine of SQLAlchemy, or a function that returns a new connection of psycopg or
+      sqlite3.
     - `publish`: whether this client publishes the outbox; False: another process does, such as `txnbuf outbox run`.
     - `lock`, `max_bytes`: as of Outbox.
     - `dead_letter`: the topic for groups of records that cannot be published. None: they wait, with those after them.

@@ -88,8 +88,8 @@ class Outbox:
     ) -> None:
         """Add a record to the transaction of a connection; it is published after the commit, or never.
 
-        - `connection`: a connection or session of SQLAlchemy, `django.db.connection`, or a connection of psycopg or
-          sqlite3; with asyncio: `await session.run_sync(lambda session: outbox.add(session, …))`.
+        - `connection`: a connection or session of SQLAlchemy, or a connection of psycopg or sqlite3; with asyncio:
+          `await session.run_sync(lambda session: outbox.add(session, …))`.
         - The other arguments are those of `Transaction.send`.
 
         Raises InvalidMessage, MessageTooLarge, InvalidTopicName, InvalidRequest if the connection commits each

@@ -5,13 +5,14 @@ The block owns the transaction of the database, or is bound to a connection of t
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from txnbuffer.client.path.send_columns import SendColumns
 from txnbuffer.databases.connections import SqlAlchemyConnection, SqlConnection, adapted, is_async
 from txnbuffer.databases.dialects import KNOWN
 from txnbuffer.databases.outbox import Outbox
-from txnbuffer.databases.owned import OwnedConnection, OwnTransaction, own_transaction
 from txnbuffer.databases.worker import is_async_engine
 from txnbuffer.errors import InvalidRequest
 
@@ -42,6 +43,49 @@ class BoundTransaction:
         pass
 
 
+class OwnedConnection(SqlConnection):
+    """The connection of a transaction that a block owns, so that its commit is known exactly."""
+
+    def __init__(self, inner: SqlConnection) -> None:
+        self._inner = inner
+        self.dialect, self.style = inner.dialect, inner.style
+        self.identity = self
+        self._calls: list[Callable[[], None]] = []
+
+    def run(self, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+        return self._inner.run(statement, values)
+
+    def check_transaction(self) -> None:
+        pass
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+
+    def committed(self) -> None:
+        """Call what was given to `on_commit`."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
+
+def begun(database: Any) -> Any:
+    """A connection of its own to a database, with a transaction that `commit` and `close` end."""
+    is_engine = hasattr(database, "connect") and hasattr(database, "dialect")
+    connection = database.connect() if is_engine else database()
+    try:
+        if is_engine:
+            connection.begin()
+        elif isinstance(connection, sqlite3.Connection):
+            connection.isolation_level = None
+            connection.execute("BEGIN IMMEDIATE")
+        else:
+            connection.autocommit = False
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class OwnedTransaction:
     """A transaction that begins and ends with a block."""
 
@@ -49,17 +93,13 @@ class OwnedTransaction:
         if is_async_engine(database):
             raise InvalidRequest(NEEDS_SYNC)
         self._outbox = outbox
-        self._own: OwnTransaction = own_transaction(database)
+        self.connection = begun(database)
         self._group = 0
         try:
-            self._sql = OwnedConnection(adapted(self._own.connection))
+            self._sql = OwnedConnection(adapted(self.connection))
         except BaseException:
-            self._own.roll_back()
+            self.connection.close()
             raise
-
-    @property
-    def connection(self) -> Any:
-        return self._own.connection
 
     def add(self, topic: str, rows: SendColumns, partition: int | None) -> None:
         self._group = self._outbox.add_rows(self._sql, topic, rows, partition)
@@ -67,15 +107,14 @@ class OwnedTransaction:
     def commit(self) -> int:
         try:
             group = group_of(self._sql, self._group)
-        except BaseException:
-            self._own.roll_back()
-            raise
-        self._own.commit()
+            self.connection.commit()
+        finally:
+            self.connection.close()  # rolls back what is not committed
         self._sql.committed()
         return group
 
     def roll_back(self) -> None:
-        self._own.roll_back()
+        self.connection.close()
 
 
 class AsyncBoundTransaction:

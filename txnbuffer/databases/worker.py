@@ -14,12 +14,10 @@ from typing import Any, TypeVar
 
 from broker_io.environment import current
 from txnbuffer.databases.connections import (
-    DjangoConnection,
     PsycopgConnection,
     SqlAlchemyConnection,
     SqlConnection,
     adapted,
-    is_django,
 )
 from txnbuffer.errors import InvalidRequest
 
@@ -106,16 +104,10 @@ def opened(database: Any, opening: ExitStack, *, pooled: bool = False) -> SqlCon
         if not pooled:
             connection.detach()  # it is kept open for long, so it must not count in the pool
         return SqlAlchemyConnection(connection)
-    if is_django(database):
-        from django.db import connections  # type: ignore[import-untyped]  # Django has no types
-
-        own = connections[database.alias]  # that of this thread
-        opening.callback(own.close)
-        return DjangoConnection(own)
     if not callable(database):
         raise InvalidRequest(
-            f"a {type(database).__name__} is not a database: give an engine of SQLAlchemy, django.db.connection, or a "
-            "function that returns a new connection of psycopg or sqlite3"
+            f"a {type(database).__name__} is not a database: give an engine of SQLAlchemy, or a function that "
+            " returns a new connection of psycopg or sqlite3"
         )
     raw = database()
     opening.callback(raw.close)
