@@ -9,7 +9,7 @@ PostgreSQL  Sequences give out ids before the commits, so ids appear out of orde
             lock is kept in a setting that is local to the transaction, because a savepoint that is rolled back takes
             both back.
 SQLite      has one writer at a time: what is visible has no gap that is filled later.
-MySQL       A transaction locks a row before its first id, until its commit: writers of an outbox take turns.
+MySQL       A transaction locks a row before its first id, until its commit: writers of an outbox run one by one.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class NewRows(NamedTuple):
     event_times: Sequence[int | None]
 
 
-class PublisherTurn(NamedTuple):
-    """The turn of a publisher: it ends with the connection, and where a file was locked, with that."""
+class PublisherLock(NamedTuple):
+    """The lock of the publisher of an outbox: it ends with the connection, and with the file where one is locked."""
 
     file: File | None = None
 
@@ -105,7 +105,7 @@ class Dialect(ABC):
         """What identifies this database, and not a copy of it; "" where it has nothing of the kind."""
 
     @abstractmethod
-    def take_turn(self, connection: SqlConnection, outbox: str) -> PublisherTurn | None:
+    def take_lock(self, connection: SqlConnection, outbox: str) -> PublisherLock | None:
         """Become the publisher of an outbox until the connection and the result are closed; None while another
         process is.
         """
@@ -253,9 +253,9 @@ class PostgreSQL(Dialect):
         [(system,)] = connection.execute("SELECT system_identifier FROM pg_control_system()")
         return f"system {system}, database {number}"
 
-    def take_turn(self, connection: SqlConnection, outbox: str) -> PublisherTurn | None:
+    def take_lock(self, connection: SqlConnection, outbox: str) -> PublisherLock | None:
         statement = "SELECT pg_try_advisory_lock(?::regclass::oid::bigint::bit(32)::int, hashtext(?))"
-        return PublisherTurn() if connection.execute(statement, OUTBOXES, outbox)[0][0] else None
+        return PublisherLock() if connection.execute(statement, OUTBOXES, outbox)[0][0] else None
 
     def held_back(self, connection: SqlConnection) -> HoldBack | None:
         found = connection.execute(
@@ -343,11 +343,11 @@ class SQLite(_Serial):
     def home(self, connection: SqlConnection) -> str:
         return ""
 
-    def take_turn(self, connection: SqlConnection, outbox: str) -> PublisherTurn | None:
+    def take_lock(self, connection: SqlConnection, outbox: str) -> PublisherLock | None:
         [(path,)] = connection.execute("SELECT file FROM pragma_database_list WHERE name = 'main'")
         name = "".join(one if one.isalnum() else "_" for one in outbox)
         file = current().disk.lock(f"{path}-outbox-{name}")
-        return None if file is None else PublisherTurn(file)
+        return None if file is None else PublisherLock(file)
 
 
 class MySQL(_Serial):
@@ -391,9 +391,9 @@ class MySQL(_Serial):
     def home(self, connection: SqlConnection) -> str:
         return ""
 
-    def take_turn(self, connection: SqlConnection, outbox: str) -> PublisherTurn | None:
+    def take_lock(self, connection: SqlConnection, outbox: str) -> PublisherLock | None:
         [(taken,)] = connection.execute("SELECT GET_LOCK(?, 0)", f"txnbuffer {outbox}"[:64])
-        return PublisherTurn() if taken else None
+        return PublisherLock() if taken else None
 
 
 def _signed(number: int) -> int:

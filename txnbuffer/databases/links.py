@@ -80,7 +80,7 @@ class OutboxLink:
     def _committed(self) -> None:
         """A transaction of this client has committed, or will: wake the publisher, here or in another process."""
         self._wake()
-        if self.publisher is not None and not self.publisher.has_turn:
+        if self.publisher is not None and not self.publisher.has_lock:
             self.outbox.notify()
 
     def begin(self, connection: object | None) -> SqlTransaction:

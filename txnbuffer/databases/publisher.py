@@ -1,8 +1,9 @@
 """The publisher of an outbox: sends its rows, each once, in transactions of a named producer
 
 The number of a transaction is the id of the last row of its last group, so the log itself knows what was published, and
-a publisher that is killed at any moment continues there. Rows are deleted only to save space. Several publishers of an
-outbox take turns by a lock in the database; opening the producer's name fences one that has lost its turn unnoticed.
+a publisher that is killed at any moment continues there. Rows are deleted only to save space. Of several publishers of
+an outbox the one that has a lock in the database publishes; opening the name of the producer fences one that has lost
+the lock unnoticed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from txnbuffer.client.reading.starts import Until
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.databases.connections import SqlConnection
 from txnbuffer.databases.continuity import LogState, TableState, check_continuity
-from txnbuffer.databases.dialects import KNOWN, Dialect, PublisherTurn
+from txnbuffer.databases.dialects import KNOWN, Dialect, PublisherLock
 from txnbuffer.databases.groups import OutboxProgress, OutboxRow, RowGroup, batches
 from txnbuffer.databases.tables import OUTBOX, OUTBOXES
 from txnbuffer.databases.worker import Worker
@@ -43,15 +44,15 @@ DELETE = 1000
 """Published rows that are deleted at once."""
 OTHERS_SECONDS = 0.1
 """How often a group is looked for that another process may publish."""
-TURN_SECONDS = 1.0
-"""How often a publisher tries to get its turn."""
+LOCK_SECONDS = 1.0
+"""How often a publisher tries to get the lock."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before the next attempt after an error; doubles each time."""
 SOON, LATER = 0.001, 0.25
 """Seconds before the next look at the table: after a commit, doubling; and without any."""
-HOPELESS = (ForeignOutbox, OutboxMissing, UnsafeDatabase)
+FINAL_ERRORS = (ForeignOutbox, OutboxMissing, UnsafeDatabase)
 """Errors that another attempt would not cure."""
-OF_A_GROUP = (TopicNotFound, MessageTooLarge, NotAuthorized, InvalidMessage)
+GROUP_ERRORS = (TopicNotFound, MessageTooLarge, NotAuthorized, InvalidMessage)
 """Errors that are about a group and not about the publisher."""
 
 
@@ -119,7 +120,7 @@ class Publisher:
         self._worker = worker
         self._rejects = dead_letter
         self._producer = producer_of(name)
-        self._turn: PublisherTurn | None = None
+        self._lock: PublisherLock | None = None
         self._dialect: Dialect
         self._progress: OutboxProgress
         self._identity = ""
@@ -132,7 +133,7 @@ class Publisher:
         self.on_status: OnStatus | None = None
 
     @property
-    def has_turn(self) -> bool:
+    def has_lock(self) -> bool:
         """Whether this process publishes, or would if it could."""
         return self.status.state != "waiting"
 
@@ -144,13 +145,13 @@ class Publisher:
         """Publish until cancelled. Raises ForeignOutbox, UnsafeDatabase and OutboxMissing."""
         while True:
             try:
-                await self._take_turn()
+                await self._take_lock()
                 await self._open()
                 await self._publish_all()
-            except HOPELESS as error:
+            except FINAL_ERRORS as error:
                 self._set(state="stopped", error=error)
                 raise
-            except OF_A_GROUP as error:
+            except GROUP_ERRORS as error:
                 self._set(state="blocked", error=error)
             except Exception as error:
                 LOG.warning("the publisher of outbox %r tries again in %.1f s: %s", self._name, self._pause, error)
@@ -160,10 +161,10 @@ class Publisher:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     async def close(self) -> None:
-        """Give up the turn, and close the connection to the database. Raises nothing if it is broken."""
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            turn.close()
+        """Give up the lock, and close the connection to the database. Raises nothing if it is broken."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
         with suppress(Exception):
             await self._worker.close()
 
@@ -184,16 +185,16 @@ class Publisher:
 
     # Begin
 
-    async def _take_turn(self) -> None:
-        def take(connection: SqlConnection) -> PublisherTurn | None:
+    async def _take_lock(self) -> None:
+        def take(connection: SqlConnection) -> PublisherLock | None:
             self._dialect = KNOWN[connection.dialect]
             self._dialect.check(connection)
-            return self._dialect.take_turn(connection, self._name) if self._turn is None else self._turn
+            return self._dialect.take_lock(connection, self._name) if self._lock is None else self._lock
 
-        while (turn := await self._worker.run(take)) is None:
+        while (lock := await self._worker.run(take)) is None:
             self._set(state="waiting", error=None)
-            await asyncio.sleep(TURN_SECONDS)
-        self._turn = turn
+            await asyncio.sleep(LOCK_SECONDS)
+        self._lock = lock
 
     async def _open(self) -> None:
         """Check that table and log belong together, and fence a former publisher."""
@@ -251,7 +252,7 @@ class Publisher:
         """Publish groups as one transaction; one by one if that fails because of one of them."""
         try:
             await self._send([row for group in batch for row in group.rows], batch[-1].number)
-        except OF_A_GROUP as error:
+        except GROUP_ERRORS as error:
             if len(batch) > 1:
                 for group in batch:
                     await self._publish([group])
